@@ -4,7 +4,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,6 @@ from engines.offline import (
     Prompt,
     PromptsError,
     SamplingError,
-    check_bounds,
     parse_sampling,
     read_prompts,
 )
@@ -29,6 +28,28 @@ STDIN = "-"
 
 _ENGINE = "Engine"
 _SAMPLING = "Sampling (defaults: the model's generation_config.json, else vLLM's)"
+
+# Engine flags that have an option of their own.
+_SHORTCUTS = {
+    "max-model-len": "Maximum context length, in tokens.",
+    "dtype": "Type of weights and activations.",
+    "quantization": "Quantization of the weights.",
+    "tensor-parallel-size": "Number of GPUs to use.",
+    "gpu-memory-utilization": "Share of GPU memory to use.",
+    "trust-remote-code": "Allow the model's own code to run.",
+}
+_SWITCH = "trust-remote-code"
+_TEXTS = list[str] | None
+# Of the flag of a sampling parameter; others take text.
+_TYPES: dict[Kind, Any] = {
+    Kind.ON: bool,
+    Kind.OFF: bool,
+    Kind.INTEGER: int | None,
+    Kind.NUMBER: float | None,
+    Kind.INTEGERS: _TEXTS,
+    Kind.TEXTS: _TEXTS,
+    Kind.BIASES: _TEXTS,
+}
 
 
 class PlainHelp(TyperCommand):
@@ -47,120 +68,103 @@ class PlainHelp(TyperCommand):
                 formatter.write_dl(rows)
 
 
-def _with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag per sampling parameter to a command, which takes them as keywords."""
+def _with_table_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Add a flag per engine shortcut and sampling parameter; the command takes them as keywords."""
     signature = inspect.signature(command)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, help_text in _SHORTCUTS.items():
+        annotation: Any = bool if name == _SWITCH else str | None
+        option = typer.Option(f"--{name}", help=help_text, rich_help_panel=_ENGINE)
+        parameters.append(_keyword(name.replace("-", "_"), annotation, option))
     for parameter in SAMPLING:
-        annotation: Any = str | None
-        if parameter.kind in (Kind.ON, Kind.OFF):
-            annotation = bool
-        elif parameter.kind.repeated:
-            annotation = list[str] | None
+        annotation = _TYPES.get(parameter.kind, str | None)
         option = typer.Option(
             parameter.flag,
-            help=parameter.help + (" May be repeated." if parameter.kind.repeated else ""),
+            help=parameter.help + (" May be repeated." if annotation == _TEXTS else ""),
             metavar=parameter.kind.value.strip() or None,
+            min=parameter.low,
+            max=parameter.high,
             rich_help_panel=_SAMPLING,
             show_default=False,
         )
-        parameters.append(
-            inspect.Parameter(
-                parameter.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=False if annotation is bool else None,
-                annotation=Annotated[annotation, option],
-            )
-        )
+        parameters.append(_keyword(parameter.name, annotation, option))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 
 
-@_with_sampling_flags
+def _keyword(name: str, annotation: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if annotation is bool else None,
+        annotation=Annotated[annotation, option],
+    )
+
+
+_Model = Annotated[str, typer.Option(help="Model: a directory or a Hugging Face repository.")]
+_Prompts = Annotated[list[str] | None, typer.Option(help="Prompt to answer. May be repeated.")]
+_PromptsFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with one prompt per line, or JSON Lines: strings, or objects with prompt or "
+        "messages (and id). -: standard input.",
+    ),
+]
+_Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Apply the model's chat template, or send prompts unchanged. Default: chat if the "
+        "model has a template.",
+        show_default=False,
+    ),
+]
+_System = Annotated[str | None, typer.Option(help="System message of every chat.")]
+_TemplateArguments = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help='Template arguments, such as {"enable_thinking": false}.'),
+]
+_Truncate = Annotated[
+    int | None,
+    typer.Option(help="Keep this many tokens of longer prompts; -1: as the context holds."),
+]
+_ReasoningParser = Annotated[
+    str,
+    typer.Option(
+        help="Parser that separates reasoning from the answer: auto (<think> and </think> if "
+        "the tokenizer has them), none, or the name of a vLLM parser."
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON Lines: one object per answer.")]
+_Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write answers to.")]
+_Verbose = Annotated[bool, typer.Option("--verbose", help="Show vLLM's log on standard error.")]
+_EngineFlags = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Any engine flag of `vllm serve`, such as enforce-eager=true. May be repeated.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+
+@_with_table_flags
 def generate(
     *,
-    model: Annotated[str, typer.Option(help="Model: a directory or a Hugging Face repository.")],
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="Prompt to answer. May be repeated.")
-    ] = None,
-    prompts_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="File with one prompt per line, or JSON Lines: strings, or objects with prompt or "
-            "messages (and id). -: standard input.",
-        ),
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Apply the model's chat template, or send prompts unchanged. Default: chat if the "
-            "model has a template.",
-            show_default=False,
-        ),
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="System message of every chat.")] = None,
-    chat_template_kwargs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON", help='Template arguments, such as {"enable_thinking": false}.'
-        ),
-    ] = None,
-    truncate_prompt_tokens: Annotated[
-        int | None,
-        typer.Option(help="Keep this many tokens of longer prompts; -1: as the context holds."),
-    ] = None,
-    reasoning_parser: Annotated[
-        str,
-        typer.Option(
-            help="Parser that separates reasoning from the answer: auto (<think> and </think> if "
-            "the tokenizer has them), none, or the name of a vLLM parser."
-        ),
-    ] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON Lines: one object per answer.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write answers to.")
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show vLLM's log on standard error.")
-    ] = False,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Any engine flag of `vllm serve`, such as enforce-eager=true. May be repeated.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    max_model_len: Annotated[
-        str | None, typer.Option(help="Maximum context length, in tokens.", rich_help_panel=_ENGINE)
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Type of weights and activations.", rich_help_panel=_ENGINE),
-    ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(help="Quantization of the weights.", rich_help_panel=_ENGINE),
-    ] = None,
-    tensor_parallel_size: Annotated[
-        str | None, typer.Option(help="Number of GPUs to use.", rich_help_panel=_ENGINE)
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        str | None, typer.Option(help="Share of GPU memory to use.", rich_help_panel=_ENGINE)
-    ] = None,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code",
-            help="Allow the model's own code to run.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = False,
-    **sampling: Any,
+    model: _Model,
+    prompt: _Prompts = None,
+    prompts_file: _PromptsFile = None,
+    chat: _Chat = None,
+    system: _System = None,
+    chat_template_kwargs: _TemplateArguments = None,
+    truncate_prompt_tokens: _Truncate = None,
+    reasoning_parser: _ReasoningParser = "auto",
+    as_json: _AsJson = False,
+    output: _Output = None,
+    verbose: _Verbose = False,
+    engine: _EngineFlags = None,
+    **flags: Any,
 ) -> None:
     """Answer prompts offline with vLLM's LLM class, without a gateway.
 
@@ -170,25 +174,12 @@ def generate(
     flag concerns compilation: vLLM then starts in a third of the time. Exit code 1: a prompt
     failed; 2: an option or a prompt is invalid.
     """
-    shortcuts = {
-        "max-model-len": max_model_len,
-        "dtype": dtype,
-        "quantization": quantization,
-        "tensor-parallel-size": tensor_parallel_size,
-        "gpu-memory-utilization": gpu_memory_utilization,
-        "trust-remote-code": "true" if trust_remote_code else None,
-    }
     try:
-        params = parse_sampling(sampling)
-        check_bounds(params)
         job = Job(
             model=_model(model),
             prompts=tuple(_prompts(prompt or [], prompts_file)),
-            engine=(
-                *((key, value) for key, value in shortcuts.items() if value is not None),
-                *map(_engine_flag, engine or []),
-            ),
-            sampling=params,
+            engine=(*_shortcuts(flags), *map(_engine_flag, engine or [])),
+            sampling=parse_sampling(flags),
             system=system,
             chat=chat,
             chat_template_kwargs=_object("--chat-template-kwargs", chat_template_kwargs),
@@ -202,6 +193,12 @@ def generate(
     if importlib.util.find_spec("vllm") is None:
         fail("vLLM is not installed in this environment")
     raise SystemExit(run_job(job, as_json=as_json, output=output, verbose=verbose))
+
+
+def _shortcuts(flags: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in _SHORTCUTS:
+        if (value := flags[name.replace("-", "_")]) not in (None, False):
+            yield name, "true" if value is True else value
 
 
 def _model(model: str) -> str:

@@ -2,14 +2,17 @@
 
 Importing vLLM takes ten seconds and more, too long for `--help` and a typing error. So the table is
 kept here, for vLLM 0.32; a test compares it with the installed `SamplingParams` and
-`StructuredOutputsParams`: names, types and defaults.
+`StructuredOutputsParams`: names, types, defaults and bounds.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+# What a command line gives for a parameter.
+Value = str | bool | float | list[str]
 
 
 class Kind(Enum):
@@ -25,21 +28,20 @@ class Kind(Enum):
     TEXTS = "TEXT…"  # repeatable
     BIASES = "TOKEN=BIAS"  # repeatable
 
-    @property
-    def repeated(self) -> bool:
-        return self in (Kind.INTEGERS, Kind.TEXTS, Kind.BIASES)
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A sampling parameter: its name, its type and its help.
+    """A sampling parameter: its name, its type, its help, and the bounds of its value.
 
+    The bounds name a wrong value before vLLM is imported; vLLM checks whatever else it refuses.
     `member` is its name in StructuredOutputsParams, which is one field of SamplingParams.
     """
 
     name: str
     kind: Kind
     help: str
+    low: float | None = None
+    high: float | None = None
     member: str | None = None
 
     @property
@@ -52,27 +54,37 @@ class SamplingError(ValueError):
 
 
 SAMPLING: tuple[Parameter, ...] = (
-    Parameter("n", Kind.INTEGER, "Answers to each prompt."),
-    Parameter("temperature", Kind.NUMBER, "0 (greedy) to 2; higher is more random."),
-    Parameter("top_p", Kind.NUMBER, "Choose among the likeliest tokens of this total, in (0, 1]."),
-    Parameter("top_k", Kind.INTEGER, "Choose among so many likeliest tokens; 0: among all."),
+    Parameter("n", Kind.INTEGER, "Answers to each prompt.", 1),
+    Parameter("temperature", Kind.NUMBER, "0 (greedy) to 2; higher is more random.", 0, 2),
     Parameter(
-        "min_p", Kind.NUMBER, "Least probability, relative to the likeliest token's, in [0, 1]."
+        "top_p", Kind.NUMBER, "Choose among the likeliest tokens of this total, in (0, 1].", 0, 1
     ),
-    Parameter("presence_penalty", Kind.NUMBER, "-2 to 2; above 0 favours new tokens."),
-    Parameter("frequency_penalty", Kind.NUMBER, "-2 to 2; above 0 disfavours frequent tokens."),
+    Parameter("top_k", Kind.INTEGER, "Choose among so many likeliest tokens; 0: among all.", -1),
+    Parameter(
+        "min_p",
+        Kind.NUMBER,
+        "Least probability, relative to the likeliest token's, in [0, 1].",
+        0,
+        1,
+    ),
+    Parameter("presence_penalty", Kind.NUMBER, "-2 to 2; above 0 favours new tokens.", -2, 2),
+    Parameter(
+        "frequency_penalty", Kind.NUMBER, "-2 to 2; above 0 disfavours frequent tokens.", -2, 2
+    ),
     Parameter(
         "repetition_penalty",
         Kind.NUMBER,
         "Above 1 disfavours tokens of the prompt and of the answer so far.",
+        0,
     ),
     Parameter("seed", Kind.INTEGER, "Makes random sampling repeatable."),
     Parameter(
         "max_tokens",
         Kind.INTEGER,
         "Longest answer, in tokens. Default: the model's, else what the context leaves.",
+        1,
     ),
-    Parameter("min_tokens", Kind.INTEGER, "Tokens before the answer may end."),
+    Parameter("min_tokens", Kind.INTEGER, "Tokens before the answer may end.", 0),
     Parameter("stop", Kind.TEXTS, "Text that ends the answer."),
     Parameter("stop_token_ids", Kind.INTEGERS, "Token that ends the answer."),
     Parameter("include_stop_str_in_output", Kind.ON, "Keep the stop text in the answer."),
@@ -80,12 +92,12 @@ SAMPLING: tuple[Parameter, ...] = (
     Parameter("bad_words", Kind.TEXTS, "Word that must not be generated."),
     Parameter("allowed_token_ids", Kind.INTEGERS, "Token that may be generated, no other."),
     Parameter("logit_bias", Kind.BIASES, "Add to a token's logit, -100 to 100."),
-    Parameter("logprobs", Kind.INTEGER, "Likeliest tokens to show per token; -1: all."),
-    Parameter("prompt_logprobs", Kind.INTEGER, "The same for the prompt."),
+    Parameter("logprobs", Kind.INTEGER, "Likeliest tokens to show per token; -1: all.", -1),
+    Parameter("prompt_logprobs", Kind.INTEGER, "The same for the prompt.", -1),
     Parameter("logprob_token_ids", Kind.INTEGERS, "Token whose probability is shown."),
     Parameter("skip_special_tokens", Kind.OFF, "Keep special tokens in the text."),
     Parameter("spaces_between_special_tokens", Kind.OFF, "Put no spaces between special tokens."),
-    Parameter("thinking_token_budget", Kind.INTEGER, "Most tokens of reasoning; -1: no bound."),
+    Parameter("thinking_token_budget", Kind.INTEGER, "Most tokens of reasoning; -1: no bound.", -1),
     Parameter(
         "repetition_detection",
         Kind.JSON,
@@ -140,7 +152,7 @@ LEFT_OUT: Mapping[str, str] = {
 }
 
 
-def parse_sampling(given: Mapping[str, str | bool | Iterable[str] | None]) -> dict[str, Any]:
+def parse_sampling(given: Mapping[str, Value | None]) -> dict[str, Any]:
     """Return the given parameters as JSON values; `structured_outputs` is an object.
 
     A flag without a value is given as True; None or an empty list: not given. Raises SamplingError.
@@ -158,25 +170,18 @@ def parse_sampling(given: Mapping[str, str | bool | Iterable[str] | None]) -> di
     return params | ({"structured_outputs": structured} if structured else {})
 
 
-def _parsed(parameter: Parameter, value: str | bool | Iterable[str]) -> object:
-    if isinstance(value, bool):
-        return parameter.kind is Kind.ON
-    texts = [value] if isinstance(value, str) else list(value)
-    match parameter.kind:
-        case Kind.TEXTS:
-            return texts
-        case Kind.INTEGERS:
+def _parsed(parameter: Parameter, value: Value) -> object:
+    match parameter.kind, value:
+        case _, bool():
+            return parameter.kind is Kind.ON
+        case Kind.INTEGERS, list(texts):
             return [_integer(parameter, part) for text in texts for part in text.split(",")]
-        case Kind.BIASES:
+        case Kind.BIASES, list(texts):
             return dict(_bias(parameter, text) for text in texts)
-        case Kind.INTEGER:
-            return _integer(parameter, texts[-1])
-        case Kind.NUMBER:
-            return _number(parameter, texts[-1])
-        case Kind.JSON:
-            return _json(parameter, texts[-1])
+        case Kind.JSON, str(text):
+            return _json(parameter, text)
         case _:
-            return texts[-1]
+            return value
 
 
 def _integer(parameter: Parameter, text: str) -> int:
@@ -186,18 +191,15 @@ def _integer(parameter: Parameter, text: str) -> int:
         raise SamplingError(f"{parameter.flag}: {text!r} is not a whole number") from None
 
 
-def _number(parameter: Parameter, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise SamplingError(f"{parameter.flag}: {text!r} is not a number") from None
-
-
 def _bias(parameter: Parameter, text: str) -> tuple[int, float]:
     token, separator, bias = text.partition("=")
     if not separator:
         raise SamplingError(f"{parameter.flag}: {text!r} is not TOKEN=BIAS, such as 42=-100")
-    return _integer(parameter, token), _number(parameter, bias)
+    number = _integer(parameter, token)
+    try:
+        return number, float(bias)
+    except ValueError:
+        raise SamplingError(f"{parameter.flag}: {bias!r} is not a number") from None
 
 
 def _json(parameter: Parameter, text: str) -> object:

@@ -59,7 +59,7 @@ P = ("--prompt", "a")
             (*M, *P, "--engine", "enforce-eager"),
             "--engine: 'enforce-eager' is not KEY=VALUE, such as enforce-eager=true",
         ),
-        ((*M, *P, "--temperature", "hot"), "--temperature: 'hot' is not a number"),
+        ((*M, *P, "--logit-bias", "1=hot"), "--logit-bias: 'hot' is not a number"),
         ((*M, *P, "--chat-template-kwargs", "[]"), "--chat-template-kwargs: must be a JSON object"),
         (
             (*M, *P, "--raw", "--system", "s"),
@@ -79,6 +79,23 @@ def test_invalid_input_is_one_line(arguments: tuple[str, ...], said: str) -> Non
     result = CliRunner().invoke(app, ["generate", *arguments])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"vllm-gateway: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--temperature", "hot", "should be a valid number"),
+        ("--temperature", "3", "should be less than or equal to 2"),
+        ("--max-tokens", "1.5", "should be a valid integer"),
+        ("--max-tokens", "0", "should be greater than or equal to 1"),
+        ("--logprobs", "-2", "should be greater than or equal to -1"),
+    ],
+)
+def test_sampling_value_out_of_bounds_names_its_flag(flag: str, value: str, said: str) -> None:
+    result = CliRunner().invoke(app, ["generate", *M, *P, flag, value])
+    assert (result.exit_code, result.stdout) == (2, "")
+    text = " ".join(result.stderr.replace("│", " ").split())
+    assert f"Invalid value for '{flag}': Input {said}" in text
 
 
 def test_prompts_are_read_from_stdin() -> None:

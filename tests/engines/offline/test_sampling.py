@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from engines.offline.sampling import LEFT_OUT, SAMPLING, Kind, SamplingError, parse_sampling
+from engines.offline.sampling import (
+    LEFT_OUT,
+    SAMPLING,
+    Kind,
+    SamplingError,
+    Value,
+    parse_sampling,
+)
 
 # vLLM's type annotations for each kind; `str | list[str]` and a schema as `str | dict` too.
 TYPES = {
@@ -51,10 +58,30 @@ def test_table_matches_the_installed_vllm() -> None:
     assert {p.member for p in SAMPLING if p.member} == {m for m in members if m[0] != "_"}
 
 
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")  # vLLM's imports warn, of their own dependencies
+def test_bounds_are_those_of_the_installed_vllm() -> None:
+    from engines.offline.worker import UserError, sampling_params
+
+    bounded = [parameter for parameter in SAMPLING if parameter.low is not None]
+    assert len(bounded) == 13
+    for parameter in bounded:
+        whole = parameter.kind is Kind.INTEGER
+        edges = [(parameter.low, -1), (parameter.high, 1)]
+        for edge, beyond in ((edge, beyond) for edge, beyond in edges if edge is not None):
+            outside = edge + beyond if whole else edge + beyond * 0.01
+            # 0 itself is refused for two parameters, which min= cannot say.
+            inside = edge if whole or edge else 0.01
+            sampling_params({}, {parameter.name: int(inside) if whole else float(inside)})
+            with pytest.raises(UserError):
+                sampling_params({}, {parameter.name: int(outside) if whole else float(outside)})
+
+
 def test_values_are_parsed_to_vllms_types() -> None:
-    given: dict[str, str | bool | list[str] | None] = {
-        "temperature": "0.5",
-        "n": "2",
+    given: dict[str, Value | None] = {
+        "temperature": 0.5,
+        "n": 2,
         "seed": None,
         "stop": ["a", "b"],
         "bad_words": [],
@@ -84,10 +111,9 @@ def test_values_are_parsed_to_vllms_types() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("temperature", "hot", "--temperature: 'hot' is not a number"),
-        ("max_tokens", "1.5", "--max-tokens: '1.5' is not a whole number"),
         ("stop_token_ids", ["1,,2"], "--stop-token-ids: '' is not a whole number"),
         ("logit_bias", ["7"], "--logit-bias: '7' is not TOKEN=BIAS, such as 42=-100"),
+        ("logit_bias", ["1=a"], "--logit-bias: 'a' is not a number"),
         ("logit_bias", ["a=1"], "--logit-bias: 'a' is not a whole number"),
         ("json_schema", "{", "--json-schema: not JSON: Expecting property name enclosed"),
         ("json_schema", "[" * 100_000, "--json-schema: not JSON: maximum recursion depth"),

@@ -1,7 +1,8 @@
 """GET /metrics/engines: the metrics of all serving engines on one page.
 
-Managed engines listen on Unix sockets, which Prometheus cannot scrape. An engine that is dead, slow
-or sends an invalid page is left out and counted as a scrape error; the page itself never fails.
+Managed engines listen on Unix sockets, which Prometheus cannot scrape. An engine that is dead or
+slow is left out, a malformed line as well; both are counted as scrape errors; the page itself
+never fails.
 Regardless of the number of scrapers, each engine is scraped once per FRESH_S.
 """
 
@@ -79,8 +80,7 @@ class EnginesPage:
                 left_out = await _run_in_steps(merged.add(name, page))
                 up[name] = True
                 if left_out:
-                    shown = ", ".join(left_out[:5])
-                    faults[name] = f"other engines declare {shown} differently"
+                    faults[name] = redact_line("; ".join(left_out))
             except (EngineError, MalformedPage) as error:
                 faults[name] = redact_line(str(error))
             self._metrics.engine_scrape_errors.add((models[name], name), int(name in faults))

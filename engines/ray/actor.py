@@ -23,6 +23,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engines import environment
 from engines.gpu import EngineMemory, find_accelerator
 from engines.guard import directories, scratch
@@ -34,11 +36,10 @@ from engines.guard.guardian_client import (
 )
 from engines.process import LauncherMissing, vllm_launcher
 from engines.ray.addresses import free_port, has_listener, interface_of, meeting_port
+from engines.ray.protocol import PROTOCOL, Hello, Plan, Report
 from engines.ray.ranks import Rank
 from engines.spec import HOST_IP
 
-# Of the calls and replies below. An actor of another one is not adopted: its engine starts anew.
-PROTOCOL = 4
 # Interval at which the lease is looked at.
 LEASE_POLL_S = 1.0
 # Interval at which a waiting call looks for something new.
@@ -92,11 +93,7 @@ def take_priority_of_raylet() -> int:
 
 
 class EngineActor:
-    """One engine on this node, or one rank of it. Every method returns JSON values.
-
-    A plan is that of `RayHost`, to which the connector adds "node", the address of this node, and
-    "rank".
-    """
+    """One engine on this node, or one rank of it. Every method takes and returns JSON values."""
 
     def __init__(self, owner: str, owner_name: str, place: str, lease_s: float) -> None:
         """`place` is the name of its placement group."""
@@ -106,7 +103,7 @@ class EngineActor:
         self._memory: EngineMemory | None = None
         self._log = Path()
         self._listened = False
-        self._hello: dict[str, Any] = {}
+        self._hello: Hello | None = None
         self._exit: int | None = None
         self._ending: asyncio.Task[None] | None = None
         # Set by the first call of `start`.
@@ -132,19 +129,19 @@ class EngineActor:
             self._heard = time.monotonic()
 
     async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Start the engine of a plan; return how to reach it, or {"error": why not}."""
+        """Start the engine of a `Plan`; return a `Hello`, or {"error": why not}."""
         self._starting = True
         self._leasing = asyncio.create_task(self._watch_lease())
         try:
-            await self._start(plan)
+            self._hello = await self._start(msgspec.convert(plan, Plan))
         except (OSError, LaunchError, LauncherMissing, directories.ForeignDirectory) as error:
             return {"error": f"{error} (node {plan['node']})"}
         finally:
             self._heard, self._starting = time.monotonic(), False
-        return self._hello
+        return _json(self._hello)
 
     async def claim(self, owner: str, owner_name: str) -> dict[str, Any]:
-        """Make a gateway the owner; return how to reach the engine, only "place" if there is none.
+        """Make a gateway the owner; return a `Hello`, only "place" if there is no engine.
 
         Returns {"owned_by": name} while another gateway owns it.
         """
@@ -153,25 +150,25 @@ class EngineActor:
             return {"owned_by": self._owner_name}
         if self._over and self._leasing is not None:
             await asyncio.shield(self._leasing)  # with which this process ends
-        if self._processes is None or self._exit is not None:
+        if self._hello is None or self._exit is not None:
             return {"place": self._place}
         self._owner, self._owner_name = owner, owner_name
         self._heard = time.monotonic()
-        return self._hello
+        return _json(self._hello)
 
     async def describe(self) -> dict[str, Any]:
         """Return the owner and the name of the placement group."""
         return {"owner": self._owner, "place": self._place}
 
     async def watch(
-        self, owner: str, keep: bool, log_at: list[int] | None, listens: bool, wait_s: float
+        self,
+        owner: str,
+        keep: bool,
+        log_at: tuple[int, int] | None,
+        listens: bool,
+        wait_s: float,
     ) -> dict[str, Any]:
-        """Return the state of the engine when it changes, after `wait_s` seconds at most.
-
-        `log_at` and `listens` are what the previous call returned: the place in the log, and
-        whether the server has accepted a connection. Returns {"owned_by": name}
-        when another gateway has taken it over.
-        """
+        """Return a `Report` when it changes; {"owned_by": name} of a gateway that took it over."""
         if owner != self._owner:
             return {"owned_by": self._owner_name}
         self._heard = time.monotonic()
@@ -186,14 +183,15 @@ class EngineActor:
                 break
             await asyncio.sleep(POLL_S)
         processes = await self._live_processes()
-        return {
-            "exit": None if text else self._exit,  # the whole log first
-            "processes": processes,
-            "frozen": self._processes is not None and self._processes.frozen,
-            "listens": ready,
-            "log": text,
-            "log_at": log.place,
-        }
+        report = Report(
+            exit=None if text else self._exit,
+            processes=processes,
+            frozen=self._processes is not None and self._processes.frozen,
+            listens=ready,
+            log=text,
+            log_at=log.place,
+        )
+        return _json(report)
 
     async def used_gib(self) -> float | None:
         """Return the GiB that the engine uses; None: not known."""
@@ -213,57 +211,56 @@ class EngineActor:
 
     # The engine
 
-    async def _start(self, plan: Mapping[str, Any]) -> None:
-        directory = _directory(self._owner, plan["namespace"], plan["name"])
+    async def _start(self, plan: Plan) -> Hello:
+        directory = _directory(self._owner, plan.namespace, plan.name)
         directories.make_private(directory)
         if (leftover := await find_guardian(directory)) is not None:
             leftover.stop(0.0)
             await leftover.wait()
-        if not _exists(plan["model_path"]):
-            raise LaunchError(f"model directory {plan['model_path']} does not exist")
-        for file in plan["files"]:
+        if not _exists(plan.model_path):
+            raise LaunchError(f"model directory {plan.model_path} does not exist")
+        for file in plan.files:
             if not os.access(file, os.R_OK):
                 raise LaunchError(f"file {file} of ray.tls does not exist or cannot be read")
-        rank: Rank = plan["rank"]
-        launcher = tuple(plan["launcher"] or _launcher(rank))
-        address, key = plan["node"], secrets.token_urlsafe(32)
+        rank = plan.rank
+        launcher = plan.launcher or _launcher(rank)
+        address, key = plan.node, secrets.token_urlsafe(32)
         port = free_port(address) if rank.serves else None
         listens_on = [f"--host={address}", f"--port={port}"] if rank.serves else []
-        own_env: dict[str, str] = plan["env"]
         variables = {
             **environment.inherited(
-                node_environment(os.environ, _raylet_environment(), with_gpus=plan["gpus"]),
-                plan["inherit"],
-                plan["withheld"],
+                node_environment(os.environ, _raylet_environment(), with_gpus=plan.gpus),
+                plan.inherit,
+                plan.withheld,
             ),
-            **_temporary(directory, own_env),
+            **_temporary(directory, plan.env),
             **_network(address),
-            **own_env,
+            **plan.env,
             **({environment.API_KEY: key} if rank.serves else {}),
         }
         with contextlib.suppress(FileNotFoundError):
             (directory / "engine.log").replace(directory / "engine.log.previous")
-        self._memory = EngineMemory(plan["name"], find_accelerator, None)
+        self._memory = EngineMemory(plan.name, find_accelerator, None)
         await self._memory.record_baseline()
         niceness = take_priority_of_raylet()
-        command = [*launcher, *plan["arguments"], *rank.flags(), *listens_on]
+        command = [*launcher, *plan.arguments, *rank.flags(), *listens_on]
         self._processes = await start_guardian(
-            directory, command, variables, fingerprint=plan["fingerprint"], keep=False
+            directory, command, variables, fingerprint=plan.fingerprint, keep=False
         )
-        self._hello = {
-            "protocol": PROTOCOL,
-            "pid": self._processes.engine_pid,
-            "fingerprint": plan["fingerprint"],
-            "host": address,
-            "port": port,
-            "key": key,
-            "place": self._place,
-            "rank": rank.number,
-            "nodes": rank.nodes,
-            "nice": niceness,
-        }
         self._log = directory / "engine.log"
         self._ending = asyncio.create_task(self._await_end(self._processes, self._memory))
+        return Hello(
+            protocol=PROTOCOL,
+            pid=self._processes.engine_pid,
+            fingerprint=plan.fingerprint,
+            host=address,
+            port=port,
+            key=key,
+            place=self._place,
+            rank=rank.number,
+            nodes=rank.nodes,
+            nice=niceness,
+        )
 
     async def _await_end(self, processes: GuardianClient, memory: EngineMemory) -> None:
         code = await processes.wait()
@@ -272,7 +269,7 @@ class EngineActor:
         finally:
             self._exit = code
 
-    async def _live_processes(self) -> dict[str, str]:
+    async def _live_processes(self) -> dict[int, str]:
         if self._processes is None:
             return {}
         if (now := time.monotonic()) - self._scanned >= 1.0:
@@ -280,7 +277,7 @@ class EngineActor:
             live = await self._processes.find_processes()
         else:
             live = self._processes.live_processes()
-        return {str(pid): stat.state for pid, stat in live.items()}
+        return {pid: stat.state for pid, stat in live.items()}
 
     def _listens(self) -> bool:
         """Return whether the server has accepted connections since its start.
@@ -288,7 +285,7 @@ class EngineActor:
         The port is in its command line, so that another user of this node could listen there first.
         A rank without a server never has.
         """
-        port = self._hello["port"]
+        port = None if self._hello is None else self._hello.port
         self._listened = self._listened or (port is not None and has_listener(port))
         return self._listened
 
@@ -336,7 +333,7 @@ class EngineActor:
 class _LogReader:
     """Reads the log of an engine on from the place of the previous call."""
 
-    def __init__(self, path: Path, place: list[int] | None) -> None:
+    def __init__(self, path: Path, place: tuple[int, int] | None) -> None:
         """`place` is the file's inode and the position in it; None: the end of what there is."""
         self._path = path
         self.place = place
@@ -347,7 +344,7 @@ class _LogReader:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if self.place is None:
-                    self.place = [status.st_ino, max(status.st_size - LOG_BYTES, 0)]
+                    self.place = status.st_ino, max(status.st_size - LOG_BYTES, 0)
                 inode, position = self.place
                 if inode != status.st_ino or position > status.st_size:
                     position = 0
@@ -360,8 +357,14 @@ class _LogReader:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data)
         unfinished, _ = decoder.getstate()  # bytes of a character whose end is not written yet
-        self.place = [status.st_ino, position + len(data) - len(unfinished)]
+        self.place = status.st_ino, position + len(data) - len(unfinished)
         return text
+
+
+def _json(value: msgspec.Struct) -> dict[str, Any]:
+    """Return a value as JSON with keys that are strings."""
+    found: dict[str, Any] = msgspec.to_builtins(value, str_keys=True)
+    return found
 
 
 def _directory(owner: str, namespace: str, name: str) -> Path:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import importlib.util
 import itertools
-import json
 import logging
 import os
 import re
@@ -18,23 +17,23 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from engines import environment
 from engines.guard import directories
 from engines.output import redact_line
+from engines.ray import protocol
 from engines.ray.placement import Node
+from engines.ray.protocol import Call, ClusterError, Reply, Result
 from engines.timing import LOOP_GRACE_S
 
 log = logging.getLogger(__name__)
 
-# A cluster of this machine alone takes 5 to 20 s to start.
-CONNECT_S = 90.0
-# Ray's calls wait for the head of a cluster as long as it is down.
-CALL_S = 30.0
+# For engines that are removed at the same time, by one connector.
+KILL_ALL_S = 90.0
 # A connection that failed is not tried again for other engines in this time.
 PAUSE_S = 2.0
-MAX_LINE = 8 * 1024 * 1024
 CLOSE_S = 10.0
 # Late calls of a connector that answers others: threads that may be stuck in Ray's library.
 MAX_LATE = 4
@@ -48,21 +47,6 @@ _QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-
-
-class ClusterError(Exception):
-    """The cluster did not do what was asked; the text says why, in one line."""
-
-
-class ActorDead(ClusterError):
-    """The actor of an engine is dead."""
-
-
-class EngineRefused(ClusterError):
-    """The engine cannot be started with this configuration."""
-
-
-_ERRORS = {"actor": ActorDead, "refused": EngineRefused, "cluster": ClusterError}
 
 
 def ray_is_installed() -> bool:
@@ -110,14 +94,14 @@ class Cluster:
         """The name of this gateway for people."""
         return f"{socket.gethostname()}:{self._directory}"
 
-    async def call(self, operation: str, /, timeout_s: float = CALL_S, **arguments: Any) -> Any:
-        """Call an operation of the connector (see `Connector`). Raises ClusterError."""
+    async def call(self, call: Call[Result], timeout_s: float | None = None) -> Result:
+        """Return the result of a call; default of `timeout_s`: the call's. Raises ClusterError."""
         connection = await self._connect()
-        return await connection.call(operation, timeout_s, arguments)
+        return await connection.call(call, timeout_s)
 
     async def nodes(self) -> list[Node]:
         """Return the living nodes. Raises ClusterError."""
-        return [Node(**node) for node in await self.call("nodes")]
+        return await self.call(protocol.ListNodes())
 
     def expect(self, engine: str) -> None:
         """Record that an engine is configured."""
@@ -158,8 +142,9 @@ class Cluster:
             try:
                 connection = await _Connection.start(self._directory, self._variables())
                 try:
-                    place = {"address": self.address, "namespace": self.namespace}
-                    await connection.call("connect", CONNECT_S, place)
+                    await connection.call(
+                        protocol.Connect(address=self.address, namespace=self.namespace)
+                    )
                     await self._stop_unconfigured(connection)
                     self._remove_abandoned(connection)
                 except BaseException:
@@ -180,7 +165,7 @@ class Cluster:
             return
         try:
             async with asyncio.timeout(TIDY_S):
-                left = await connection.call("engines", CALL_S, {"owner": self.owner})
+                left = await connection.call(protocol.ListEngines(owner=self.owner))
                 names = [name for name in left if name not in self._configured]
                 for name in names:
                     log.info(
@@ -208,8 +193,8 @@ class Cluster:
 
     async def _kill(self, connection: "_Connection", names: Sequence[str]) -> None:
         """Kill engines. Raises the first ClusterError when all were tried."""
-        calls = ({"name": name, "owner": self.owner} for name in names)
-        tried = (connection.call("kill", CONNECT_S, arguments) for arguments in calls)
+        calls = (protocol.Kill(name=name, owner=self.owner) for name in names)
+        tried = (connection.call(call, KILL_ALL_S) for call in calls)
         for outcome in await asyncio.gather(*tried, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -250,7 +235,7 @@ class _Connection:
         self._writer = writer
         self._log = log
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
         # Replies so far, and the calls whose timeout has passed without one.
         self._replies = 0
         self._late: set[int] = set()
@@ -276,7 +261,7 @@ class _Connection:
         except (OSError, directories.ForeignDirectory) as error:
             ours.close()
             raise ClusterError(f"cannot start the Ray connector: {error}") from None
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=protocol.MAX_LINE)
         return cls(process, reader, writer, log)
 
     @property
@@ -284,17 +269,17 @@ class _Connection:
         """True when it has ended, or a call took too long."""
         return self._reading.done() or self._writer.is_closing()
 
-    async def call(self, operation: str, timeout_s: float, arguments: dict[str, Any]) -> Any:
-        """Return the result of an operation. Raises ClusterError."""
+    async def call(self, call: Call[Result], timeout_s: float | None = None) -> Result:
+        """Return the result of a call. Raises ClusterError."""
         number = next(self._numbers)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        timeout_s = call.timeout_s if timeout_s is None else timeout_s
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         if self.broken:
             raise ClusterError(self._end())
         self._waiting[number] = future
         replies = self._replies
         try:
-            request = {"id": number, "call": operation, "with": arguments}
-            self._writer.write(json.dumps(request).encode() + b"\n")
+            self._writer.write(msgspec.json.encode((number, call)) + b"\n")
             for timeout in (timeout_s, LOOP_GRACE_S):
                 if not future.done():
                     await asyncio.wait({future}, timeout=timeout)
@@ -308,9 +293,10 @@ class _Connection:
                 self._writer.close()
             raise ClusterError(f"Ray gave no answer in {timeout_s:g} s")
         reply = future.result()
-        if "error" in reply:
-            raise _ERRORS[reply["kind"]](redact_line(reply["error"]))
-        return reply["result"]
+        if reply.kind is not None:
+            raise protocol.ERRORS[reply.kind](redact_line(reply.error))
+        result: Result = msgspec.json.decode(reply.result, type=protocol.result_type(call))
+        return result
 
     async def close(self) -> None:
         """End the process."""
@@ -327,19 +313,18 @@ class _Connection:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
-                reply = json.loads(line)
+                reply = msgspec.json.decode(line, type=Reply)
                 self._replies += 1
-                self._late.discard(reply["id"])
-                future = self._waiting.get(reply["id"])
+                self._late.discard(reply.id)
+                future = self._waiting.get(reply.id)
                 if future is not None and not future.done():
                     future.set_result(reply)
         except (OSError, ValueError) as error:
             log.warning("the reply of the Ray connector cannot be read: %s", error)
         finally:
-            lost = {"error": self._end(), "kind": "cluster"}
-            for future in self._waiting.values():
+            for number, future in self._waiting.items():
                 if not future.done():
-                    future.set_result(lost)
+                    future.set_result(Reply(number, kind=ClusterError.kind, error=self._end()))
 
     def _end(self) -> str:
         return f"the connection to the Ray cluster was lost, see {self._log}"

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from engines.guard import directories
 from engines.guard.guardian_client import LaunchError
 from engines.http import Address, Http1Client
 from engines.process import EngineProcesses, HostUnavailable, Launch
-from engines.ray.cluster import Cluster, ClusterError, EngineRefused
+from engines.ray import protocol
+from engines.ray.cluster import Cluster
 from engines.ray.joined import JoinedProcesses
 from engines.ray.merged_log import MergedLog
 from engines.ray.placement import needed_resources, occupied, placement_fault
 from engines.ray.processes import RayProcesses, remove_place
+from engines.ray.protocol import ClusterError, EngineOwned, EngineRefused, Hello, Plan, Result
 from engines.ray.ranks import actor_name
 from engines.spec import RaySpec, RayTls
 
@@ -28,8 +30,6 @@ FIND_S = 10.0
 # For the cluster to give an engine a place that a node has.
 PLACE_S = 30.0
 PLACE_POLL_S = 1.0
-# For an actor and the processes of the engine to start; see `engines.ray.connector`.
-START_S = 200.0
 # An actor that no gateway has called for so long has none; every call of `watch` counts.
 LEASE_S = 30.0
 # The log of an engine here is a copy, with the guardian's bound.
@@ -37,8 +37,8 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 async def _unless_stopped(
-    call: Coroutine[Any, Any, Any], stopping: Callable[[], bool], grace_s: float
-) -> Any:
+    call: Coroutine[Any, Any, Result], stopping: Callable[[], bool], grace_s: float
+) -> Result:
     """Return what a call returns; give it up `grace_s` after a stop. Raises ClusterError."""
     calling = asyncio.ensure_future(call)
     try:
@@ -97,18 +97,16 @@ class RayHost:
         cluster, name = self._cluster, self._launch.name
         cluster.join(name)
         try:
-            claiming = cluster.call(
-                "claim", name=name, owner=cluster.owner, owner_name=cluster.owner_name
-            )
-            found = await _unless_stopped(claiming, stopping, FIND_S)
+            claim = protocol.Claim(name=name, owner=cluster.owner, owner_name=cluster.owner_name)
+            found = await _unless_stopped(cluster.call(claim), stopping, FIND_S)
+        except EngineOwned as error:
+            raise HostUnavailable(
+                f"an engine of this name in the namespace {cluster.namespace} of the Ray cluster "
+                f"belongs to the gateway {error}: set another ray.namespace"
+            ) from None
         except ClusterError as error:
             cluster.abandon(name)
             raise HostUnavailable(str(error)) from None
-        if "owned_by" in found:
-            raise HostUnavailable(
-                f"an engine of this name in the namespace {cluster.namespace} of the Ray cluster "
-                f"belongs to the gateway {found['owned_by']}: set another ray.namespace"
-            )
         cluster.clear(name)
         if not found:
             return None
@@ -126,18 +124,18 @@ class RayHost:
         place = f"{launch.name}.{cluster.owner[:16]}.{secrets.token_hex(8)}"
         try:
             await self._find_place(place, needed, stopping)
-            hello = await self._start(place, needed, stopping)
+            ranks = await self._start(place, needed, stopping)
         except ClusterError as error:
             await remove_place(cluster, launch.name, place)
             if isinstance(error, EngineRefused):
                 raise LaunchError(str(error)) from None
             raise HostUnavailable(str(error)) from None
-        return self._connected(hello)
+        return self._connected(ranks)
 
     async def used_gib(self, processes: EngineProcesses) -> float | None:
         """Return the GiB that the engine uses on its nodes; None: not known."""
         with contextlib.suppress(ClusterError):
-            calls = (self._cluster.call("used_gib", name=actor) for actor in self._actors)
+            calls = (self._cluster.call(protocol.UsedGib(name=actor)) for actor in self._actors)
             found: list[float | None] = await asyncio.gather(*calls)
             return None if None in found else sum(filter(None, found))
         return None
@@ -154,16 +152,16 @@ class RayHost:
         self._launch.set_log_aside()
 
     async def _find_place(
-        self, place: str, needed: Mapping[str, float], stopping: Callable[[], bool]
+        self, place: str, needed: dict[str, float], stopping: Callable[[], bool]
     ) -> None:
         """Return when the cluster has a place. Raises ClusterError, also on a stop."""
         loop, cluster = asyncio.get_running_loop(), self._cluster
         count = self._spec.nodes
         if fault := placement_fault(needed, await cluster.nodes(), count):
             raise ClusterError(fault)
-        await cluster.call("reserve", place=place, needed=needed, nodes=count)
+        await cluster.call(protocol.Reserve(place=place, needed=needed, nodes=count))
         deadline = loop.time() + PLACE_S
-        while not await cluster.call("is_reserved", place=place, wait_s=PLACE_POLL_S):
+        while not await cluster.call(protocol.IsReserved(place=place, wait_s=PLACE_POLL_S)):
             if stopping():
                 raise ClusterError("stopped while it waited for a place in the Ray cluster")
             if loop.time() >= deadline:
@@ -172,75 +170,73 @@ class RayHost:
                 raise ClusterError(placement_fault(*asked) or occupied(*asked))
 
     async def _start(
-        self, place: str, needed: Mapping[str, float], stopping: Callable[[], bool]
-    ) -> Mapping[str, Any]:
-        """Start an actor with the engine; return how to reach it. Raises ClusterError."""
-        arguments = {"name": self._launch.name, "place": place, "needed": needed}
-        call = self._cluster.call("start", START_S, **arguments, plan=self._plan())
+        self, place: str, needed: dict[str, float], stopping: Callable[[], bool]
+    ) -> list[Hello]:
+        """Start an actor with the engine; return how to reach its ranks. Raises ClusterError."""
+        call = protocol.Start(place=place, needed=needed, nodes=self._spec.nodes, plan=self._plan())
         # The actor ends with its place.
-        hello: Mapping[str, Any] = await _unless_stopped(call, stopping, 0.0)
-        return hello
+        return await _unless_stopped(self._cluster.call(call), stopping, 0.0)
 
-    def _plan(self) -> dict[str, object]:
-        """Return what the actor starts; see `EngineActor.start`."""
+    def _plan(self) -> Plan:
+        """Return what the actor starts."""
         launch, cluster = self._launch, self._cluster
-        withheld: Collection[str] = launch.withheld
-        return {
-            "owner": cluster.owner,
-            "owner_name": cluster.owner_name,
-            "namespace": cluster.namespace,
-            "nodes": self._spec.nodes,
-            "fingerprint": launch.fingerprint,
-            "lease_s": LEASE_S,
-            "launcher": self._launcher,
-            "arguments": launch.command,
-            "env": launch.own_env,
-            "inherit": list(self._spec.inherit_env),
-            "withheld": sorted(withheld),
-            "gpus": self._spec.gpus is not None,
-            "model_path": self._spec.model_path,
-            "files": [self._tls.cert_file, self._tls.key_file] if self._tls else [],
-        }
+        return Plan(
+            owner=cluster.owner,
+            owner_name=cluster.owner_name,
+            namespace=cluster.namespace,
+            name=launch.name,
+            fingerprint=launch.fingerprint,
+            lease_s=LEASE_S,
+            launcher=None if self._launcher is None else tuple(self._launcher),
+            arguments=tuple(launch.command),
+            env=launch.own_env,
+            inherit=tuple(self._spec.inherit_env),
+            withheld=tuple(sorted(launch.withheld)),
+            gpus=self._spec.gpus is not None,
+            model_path=self._spec.model_path,
+            files=(self._tls.cert_file, self._tls.key_file) if self._tls else (),
+        )
 
-    def _connected(self, hello: Mapping[str, Any]) -> EngineProcesses:
+    def _connected(self, ranks: Sequence[Hello]) -> EngineProcesses:
         """Direct requests to the engine; return its processes."""
-        address = Address(str(hello["host"]), int(hello["port"]), tls=self._tls is not None)
+        serving = ranks[0]
+        address = Address(serving.host, serving.port or 0, tls=self._tls is not None)
         for client in self._clients:
-            key = ("authorization", f"Bearer {hello['key']}")
+            key = ("authorization", f"Bearer {serving.key}")
             client.direct_to(address, (key,), self._context)
-        self._processes = processes = self._processes_of([hello, *hello["ranks"]])
+        self._processes = processes = self._processes_of(ranks)
         log.info(
             "engine %s runs on %s, pid %d there%s",
             *(self._launch.name, processes.address, processes.engine_pid, processes.elsewhere),
             extra={"engine": self._launch.name},
         )
-        for one in (hello, *hello["ranks"]):
-            if one["nice"] > 0:
+        for rank in ranks:
+            if rank.nice > 0:
                 log.warning(
                     "engine %s runs on %s with nice %d, so that other programs there slow it down: "
                     "start Ray on that node with RAY_worker_niceness=0",
-                    *(self._launch.name, one["host"], one["nice"]),
+                    *(self._launch.name, rank.host, rank.nice),
                     extra={"engine": self._launch.name},
                 )
         return processes
 
-    def _processes_of(self, hellos: Sequence[Mapping[str, Any]]) -> RayProcesses | JoinedProcesses:
+    def _processes_of(self, hellos: Sequence[Hello]) -> RayProcesses | JoinedProcesses:
         """Return the processes of an engine, from what the actor of each rank says."""
         launch, cluster = self._launch, self._cluster
         self._actors = [actor_name(launch.name, rank) for rank in range(len(hellos))]
-        self._nodes = [str(one["host"]) for one in hellos]
+        self._nodes = [hello.host for hello in hellos]
         write = functools.partial(_append, launch.log)
         if len(hellos) == 1:
             return RayProcesses(launch, cluster, hellos[0], write)
-        merged = MergedLog(write, [(int(one["pid"]), str(one["host"])) for one in hellos])
+        merged = MergedLog(write, [(hello.pid, hello.host) for hello in hellos])
 
         async def give_back() -> None:
             merged.flush()
-            await remove_place(cluster, launch.name, hellos[0]["place"])
+            await remove_place(cluster, launch.name, hellos[0].place)
 
         ranks = [
-            RayProcesses(launch, cluster, one, functools.partial(merged.add, rank))
-            for rank, one in enumerate(hellos)
+            RayProcesses(launch, cluster, hello, functools.partial(merged.add, rank))
+            for rank, hello in enumerate(hellos)
         ]
         return JoinedProcesses(ranks, give_back)
 

@@ -9,17 +9,14 @@ from typing import Any
 from engines.background_tasks import BackgroundTasks
 from engines.guard.process_tree import ProcessStat
 from engines.process import Launch
-from engines.ray.cluster import ActorDead, Cluster, ClusterError
+from engines.ray import protocol
+from engines.ray.cluster import Cluster
+from engines.ray.protocol import ActorDead, ClusterError, EngineOwned, Hello
 from engines.ray.ranks import actor_name
 
 log = logging.getLogger(__name__)
 
-# For an actor to kill its engine; see `engines.ray.connector`.
-KILL_S = 50.0
-# For the head to take back a place; nothing waits for it.
-GIVE_BACK_S = 8.0
 WATCH_S = 4.0
-WATCH_TIMEOUT_S = 40.0
 # What an actor reported longer ago says nothing about the processes of its engine.
 STALE_S = 15.0
 PAUSE_S = 1.0
@@ -43,31 +40,31 @@ class RayProcesses:
         self,
         launch: Launch,
         cluster: Cluster,
-        hello: Mapping[str, Any],
+        hello: Hello,
         write: Callable[[str], None],
     ) -> None:
         """`write` takes what the engine writes to its log."""
         self._launch = launch
         self._cluster = cluster
         self._write = write
-        self._actor = actor_name(launch.name, hello["rank"])
+        self._actor = actor_name(launch.name, hello.rank)
         # The place of a rank is that of all, which `JoinedProcesses` gives back.
-        self._alone = hello["nodes"] == 1
-        self._server = str(hello["host"]), int(hello["port"] or 0)
-        self.address = f"{hello['host']}:{hello['port']}"
-        self.engine_pid = int(hello["pid"])
-        self.fingerprint = str(hello["fingerprint"])
+        self._alone = hello.nodes == 1
+        self._server = hello.host, hello.port or 0
+        self.address = f"{hello.host}:{hello.port}"
+        self.engine_pid = hello.pid
+        self.fingerprint = hello.fingerprint
         self.frozen = False
         self.lost: str | None = None
         self.taken_over = False
-        self.node = str(hello["host"])
-        self._place = str(hello["place"])
+        self.node = hello.host
+        self._place = hello.place
         self._keep = launch.keep
         self._processes: dict[int, ProcessStat] = {}
         self._reported_at = 0.0
         # The server has accepted connections.
         self.listens = False
-        self._log_at: list[int] | None = None
+        self._log_at: tuple[int, int] | None = None
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._commands = BackgroundTasks(log)
         self._watching = asyncio.create_task(self._watch(), name=f"actor {self._actor}")
@@ -92,7 +89,7 @@ class RayProcesses:
             while not self._watching.done():
                 try:
                     await self._cluster.call(
-                        "stop", name=self._actor, owner=self._cluster.owner, grace=grace
+                        protocol.Stop(name=self._actor, owner=self._cluster.owner, grace=grace)
                     )
                 except ActorDead:
                     return
@@ -109,7 +106,7 @@ class RayProcesses:
         async def kill() -> None:
             name, cluster = self._launch.name, self._cluster
             try:
-                await cluster.call("kill", KILL_S, name=name, owner=cluster.owner)
+                await cluster.call(protocol.Kill(name=name, owner=cluster.owner))
             except ClusterError as error:
                 cluster.abandon(name)
                 log.warning(
@@ -152,15 +149,20 @@ class RayProcesses:
         while not self._exit.done():
             try:
                 report = await self._cluster.call(
-                    "watch",
-                    WATCH_TIMEOUT_S,
-                    name=name,
-                    owner=self._cluster.owner,
-                    keep=self._keep,
-                    log_at=self._log_at,
-                    listens=self.listens,
-                    wait_s=WATCH_S,
+                    protocol.Watch(
+                        name=name,
+                        owner=self._cluster.owner,
+                        keep=self._keep,
+                        log_at=self._log_at,
+                        listens=self.listens,
+                        wait_s=WATCH_S,
+                    )
                 )
+            except EngineOwned as error:
+                self.lost = f"it was taken over by the gateway {error}"
+                self.taken_over = True
+                self._end(0)
+                return
             except ActorDead as error:
                 await self._lose(f"the node {self.node} or its actor there is lost: {error}")
                 return
@@ -180,23 +182,18 @@ class RayProcesses:
                 await asyncio.sleep(PAUSE_S)
                 continue
             unreachable, refusals = False, 0
-            if "owned_by" in report:
-                self.lost = f"it was taken over by the gateway {report['owned_by']}"
-                self.taken_over = True
-                self._end(0)
-                return
             self._reported_at = loop.time()
             self._processes = {
-                int(pid): ProcessStat(state, 0, 0, 0) for pid, state in report["processes"].items()
+                pid: ProcessStat(state, 0, 0, 0) for pid, state in report.processes.items()
             }
-            self.frozen, listens = report["frozen"], report["listens"]
-            self._log_at = report["log_at"]
-            self._write(report["log"])
+            self.frozen, listens = report.frozen, report.listens
+            self._log_at = report.log_at
+            self._write(report.log)
             self.listens = listens  # with all in its log that came before
-            if report["exit"] is not None:
+            if report.exit is not None:
                 await self._give_back_place()
-                self._end(int(report["exit"]))
-            elif report["log"]:
+                self._end(report.exit)
+            elif report.log:
                 await asyncio.sleep(LOG_PAUSE_S)
 
     async def _refuses(self) -> bool:
@@ -230,6 +227,6 @@ class RayProcesses:
 async def remove_place(cluster: Cluster, engine: str, place: str) -> None:
     """Give a place back, or later if the cluster does not respond."""
     try:
-        await cluster.call("remove", GIVE_BACK_S, place=place)
+        await cluster.call(protocol.Remove(place=place))
     except ClusterError:
         cluster.abandon(engine)

@@ -11,7 +11,6 @@ import pytest
 
 from engines.ray import actor as module
 from engines.ray.actor import EngineActor
-from engines.ray.ranks import Rank
 from tests.engines.processes import gone
 from tests.engines.ray.clusters import LAUNCHER, family
 from tests.waiting import run_pending_tasks, wait_until
@@ -65,7 +64,9 @@ async def make(monkeypatch: pytest.MonkeyPatch, ends: list[str]) -> AsyncIterato
 def plan(**fields: Any) -> dict[str, Any]:
     return {
         "node": "127.0.0.1",
-        "rank": Rank(),
+        "owner": "first",
+        "owner_name": "gateway first",
+        "lease_s": LONG_S,
         "namespace": "test",
         "name": "demo-0",
         "fingerprint": "f",

@@ -9,15 +9,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from engines.ray import Cluster, ClusterError
+from engines.ray import Cluster, ClusterError, protocol
 from engines.ray import cluster as module
 from engines.ray.cluster import _Connection
+from engines.ray.protocol import Call
 from tests.engines.ray.clusters import build
 from tests.waiting import PATIENCE_S, run_pending_tasks, wait_until
 
 SHORT_S = 0.05
+NODES = protocol.ListNodes()
+ENGINES = protocol.ListEngines(owner="0" * 32)
 
 
 class Peer:
@@ -30,10 +34,11 @@ class Peer:
         self._writer = writer
         self.connection = connection
 
-    async def next(self) -> Any:
-        """Return the next request."""
+    async def next(self) -> tuple[int, Any]:
+        """Return the number of the next call, and the call."""
         async with asyncio.timeout(PATIENCE_S):
-            return json.loads(await self._reader.readline())
+            number, call = json.loads(await self._reader.readline())
+        return number, call
 
     def reply(self, number: int, result: object) -> None:
         self.write(json.dumps({"id": number, "result": result}).encode() + b"\n")
@@ -44,9 +49,8 @@ class Peer:
 
 
 @pytest.fixture
-async def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Peer]:
+async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(module, "MAX_LINE", 4096)
     reader, writer = await asyncio.open_unix_connection(sock=ours, limit=4096)
     process = subprocess.Popen(["true"])
     its_reader, its_writer = await asyncio.open_unix_connection(sock=theirs)
@@ -57,17 +61,17 @@ async def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def test_reply_that_arrived_while_the_gateway_was_suspended_counts(peer: Peer) -> None:
-    calling = asyncio.create_task(peer.connection.call("watch", SHORT_S, {}))
-    request = await peer.next()
-    peer.reply(request["id"], "here")
+    calling = asyncio.create_task(peer.connection.call(ENGINES, SHORT_S))
+    number, _ = await peer.next()
+    peer.reply(number, ["here"])
     time.sleep(2 * SHORT_S)
-    assert await calling == "here"
+    assert await calling == ["here"]
     assert not peer.connection.broken
 
 
 async def test_connector_without_a_reply_is_replaced(peer: Peer) -> None:
     with pytest.raises(ClusterError, match="no answer"):
-        await peer.connection.call("nodes", SHORT_S, {})
+        await peer.connection.call(NODES, SHORT_S)
     assert peer.connection.broken
 
 
@@ -77,11 +81,11 @@ async def test_late_call_leaves_a_connector_that_answers_others(
     monkeypatch.setattr(module, "MAX_LATE", 2)
 
     async def late_call() -> None:
-        late = asyncio.create_task(peer.connection.call("nodes", SHORT_S, {}))
-        other = asyncio.create_task(peer.connection.call("watch", 10.0, {}))
+        late = asyncio.create_task(peer.connection.call(NODES, SHORT_S))
+        other = asyncio.create_task(peer.connection.call(ENGINES, 10.0))
         requests = [await peer.next() for _ in range(2)]
-        [number] = [one["id"] for one in requests if one["call"] == "watch"]
-        peer.reply(number, {})
+        [number] = [number for number, call in requests if call["type"] == "ListEngines"]
+        peer.reply(number, [])
         await other
         with pytest.raises(ClusterError, match="no answer"):
             await late
@@ -93,12 +97,15 @@ async def test_late_call_leaves_a_connector_that_answers_others(
 
 
 async def test_reply_that_cannot_be_read_is_the_end_of_a_connector(peer: Peer) -> None:
-    calling = asyncio.create_task(peer.connection.call("nodes", 10.0, {}))
+    calling = asyncio.create_task(peer.connection.call(NODES, 10.0))
     await peer.next()
     peer.write(b"x" * 10_000)
     with pytest.raises(ClusterError, match="was lost"):
         await calling
     await peer.connection.close()
+
+
+HANGS = "hangs"
 
 
 class Stub:
@@ -109,14 +116,15 @@ class Stub:
         self.calls: list[tuple[str, Any]] = []
         self.broken = False
 
-    async def call(self, operation: str, timeout_s: float, arguments: dict[str, Any]) -> Any:
-        self.calls.append((operation, arguments.get("name") or arguments.get("place")))
-        result = self.results.get(operation, {})
-        if result is None:
+    async def call(self, call: Call[Any], timeout_s: float | None = None) -> Any:
+        operation = type(call).__name__
+        self.calls.append((operation, getattr(call, "name", None) or getattr(call, "place", None)))
+        result = self.results.get(operation)
+        if result == HANGS:
             await asyncio.Event().wait()
         if isinstance(result, Exception):
             raise result
-        return result
+        return msgspec.convert(result, protocol.result_type(call))
 
     async def close(self) -> None:
         self.broken = True
@@ -128,16 +136,16 @@ class Stub:
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
-    one = Stub({"engines": []})
+    stub = Stub({"ListEngines": [], "ListNodes": [], "Claim": []})
 
     class Connection:
         @classmethod
         async def start(cls, *_: object) -> Stub:
-            one.broken = False
-            return one
+            stub.broken = False
+            return stub
 
     monkeypatch.setattr(module, "_Connection", Connection)
-    return one
+    return stub
 
 
 def cluster_in(directory: Path) -> Cluster:
@@ -149,12 +157,12 @@ async def test_engines_that_cannot_be_asked_do_not_keep_others_waiting(
 ) -> None:
     cluster = cluster_in(tmp_path)
     cluster.expect("demo-0")
-    stub.results |= {"engines": ClusterError("hangs"), "nodes": []}
+    stub.results["ListEngines"] = ClusterError("hangs")
     assert await cluster.nodes() == []
-    stub.results["engines"] = ["demo-0", "old-0"]
+    stub.results["ListEngines"] = ["demo-0", "old-0"]
     stub.broken = True
     await cluster.nodes()
-    assert [name for operation, name in stub.calls if operation == "kill"] == ["old-0"]
+    assert [name for operation, name in stub.calls if operation == "Kill"] == ["old-0"]
 
 
 async def test_engine_that_was_left_is_removed_when_the_cluster_is_back(
@@ -164,10 +172,9 @@ async def test_engine_that_was_left_is_removed_when_the_cluster_is_back(
     for name in ("left-0", "used-0"):
         cluster.abandon(name)
     cluster.join("used-0")
-    stub.results["nodes"] = []
     await cluster.nodes()
-    await wait_until(lambda: ("kill", "left-0") in stub.calls)
-    assert ("kill", "used-0") not in stub.calls
+    await wait_until(lambda: ("Kill", "left-0") in stub.calls)
+    assert ("Kill", "used-0") not in stub.calls
 
 
 async def test_empty_file_of_the_owner_is_written_anew(tmp_path: Path) -> None:
@@ -177,24 +184,25 @@ async def test_empty_file_of_the_owner_is_written_anew(tmp_path: Path) -> None:
     assert cluster_in(tmp_path).owner == owner
 
 
-@pytest.mark.parametrize("operation", ["claim", "start"])
+@pytest.mark.parametrize("operation", ["Claim", "Start"])
 async def test_stop_does_not_wait_for_a_cluster(
     operation: str, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engines.ray.host.PLACE_POLL_S", SHORT_S)
     monkeypatch.setattr("engines.ray.host.FIND_S", SHORT_S)
     node = {"address": "10.0.0.1", "total": {"CPU": 1, "slot": 1}, "free": {}}
-    stub.results |= {"nodes": [node], "is_reserved": True, operation: None}
+    stub.results |= {"ListNodes": [node], "IsReserved": True, operation: HANGS}
     engine = build(cluster_in(tmp_path), tmp_path)
     starting = asyncio.create_task(engine.ensure_ready(asyncio.get_running_loop().time() + 60))
     await wait_until(lambda: operation in stub.made)
     await engine.stop(0.0)
     assert engine.state.name == "STOPPED"
-    assert ("remove" in stub.made) == (operation == "start")
+    assert ("Remove" in stub.made) == (operation == "Start")
     await asyncio.gather(starting, return_exceptions=True)
 
 
 HELLO = {
+    "protocol": protocol.PROTOCOL,
     "pid": 1,
     "fingerprint": "other",
     "host": "127.0.0.1",
@@ -211,8 +219,8 @@ HELLO = {
 async def test_engine_without_ordinary_priority_is_a_warning(
     nice: int, stub: Stub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stub.results["claim"] = {**HELLO, "nice": nice, "ranks": []}
-    stub.results["watch"] = {"unknown": 1}
+    stub.results["Claim"] = [{**HELLO, "nice": nice}]
+    stub.results["Watch"] = {"unknown": 1}
     host = build(cluster_in(tmp_path), tmp_path)._supervisor._host
     processes = await host.find(lambda: False)
     assert processes is not None
@@ -221,8 +229,8 @@ async def test_engine_without_ordinary_priority_is_a_warning(
 
 
 async def test_report_that_cannot_be_read_ends_the_engine(stub: Stub, tmp_path: Path) -> None:
-    stub.results["claim"] = {**HELLO, "ranks": []}
-    stub.results["watch"] = {"unknown": 1}
+    stub.results["Claim"] = [HELLO]
+    stub.results["Watch"] = {"unknown": 1}
     cluster = cluster_in(tmp_path)
     host = build(cluster, tmp_path)._supervisor._host
     processes = await host.find(lambda: False)
@@ -231,16 +239,16 @@ async def test_report_that_cannot_be_read_ends_the_engine(stub: Stub, tmp_path: 
     assert "could not be read" in (processes.lost or "")
 
 
-@pytest.mark.parametrize("reports", [None, ClusterError("lost")])
+@pytest.mark.parametrize("reports", [HANGS, ClusterError("lost")])
 async def test_nothing_reads_reports_of_an_actor_after_the_release(
     reports: object, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engines.ray.processes.PAUSE_S", SHORT_S)
-    stub.results["claim"] = {**HELLO, "ranks": []}  # its fingerprint is another one
-    stub.results["watch"] = reports
+    stub.results["Claim"] = [HELLO]  # its fingerprint is another one
+    stub.results["Watch"] = reports
     engine = build(cluster_in(tmp_path), tmp_path, keep=True)
     starting = asyncio.create_task(engine.ensure_ready(asyncio.get_running_loop().time() + 60))
-    await wait_until(lambda: "stop" in stub.made)
+    await wait_until(lambda: "Stop" in stub.made)
     await engine.release()
     await asyncio.gather(starting, return_exceptions=True)
     await run_pending_tasks()

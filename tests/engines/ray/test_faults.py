@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from engines.base import EngineState
-from engines.ray import Cluster, ClusterError
+from engines.ray import Cluster, ClusterError, protocol
 from tests.engines.processes import gone
 from tests.engines.ray.clusters import Nodes, build, family, ray_nodes
 from tests.waiting import wait_until
@@ -42,7 +42,7 @@ def nodes() -> Iterator[Nodes]:
 
 def connector() -> psutil.Process:
     alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    [found] = [one for one in alive if "engines.ray.connector" in one.cmdline()]
+    [found] = [child for child in alive if "engines.ray.connector" in child.cmdline()]
     return found
 
 
@@ -55,19 +55,21 @@ async def test_what_others_leave_in_the_namespace_stops_no_engine(
     first = Cluster(nodes.address, "test", tmp_path / "gateway")
     owner = first.owner
     place = f"old-0.{owner[:16]}.00"
-    await first.call("reserve", place=place, needed={"CPU": 1.0, "slot": 1.0}, nodes=1)
-    assert await first.call("engines", owner=owner) == ["old-0"]
+    reserve = protocol.Reserve(place=place, needed={"CPU": 1.0, "slot": 1.0}, nodes=1)
+    engines = protocol.ListEngines(owner=owner)
+    await first.call(reserve)
+    assert await first.call(engines) == ["old-0"]
     # A gateway that ends gives back the place in which it started nothing.
     await first.close()
-    assert await first.call("engines", owner=owner) == []
+    assert await first.call(engines) == []
     # A connector that is killed leaves it to the next gateway.
-    await first.call("reserve", place=place, needed={"CPU": 1.0, "slot": 1.0}, nodes=1)
+    await first.call(reserve)
     connector().kill()
     await first.close()
     second = Cluster(nodes.address, "test", tmp_path / "gateway")
     engine = build(second, tmp_path)
     await engine.ensure_ready(asyncio.get_running_loop().time() + START_S)
-    assert await second.call("engines", owner=owner) == ["demo-0"]
+    assert await second.call(engines) == ["demo-0"]
     await engine.stop(0.0)
     await second.close()
 
@@ -81,7 +83,7 @@ async def test_engine_can_be_watched_and_stopped_while_the_head_is_away(
     processes, before = family(engine.pid), connector()
     await asyncio.to_thread(nodes.remove_head)
     with pytest.raises(ClusterError, match="no answer"):
-        await cluster.call("nodes", 8.0)
+        await cluster.call(protocol.ListNodes(), 8.0)
     assert connector() == before
     assert engine.state is EngineState.READY
     async with asyncio.timeout(40):  # of which the head is given eight to take the place back

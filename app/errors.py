@@ -264,6 +264,14 @@ class EngineUnavailable(GatewayError):
     retry_after_s = 5
 
 
+SHUTTING_DOWN = "the gateway is shutting down"
+
+
+def shutting_down() -> EngineUnavailable:
+    """Return the refusal of requests while the gateway shuts down."""
+    return EngineUnavailable(f"{SHUTTING_DOWN}; try again")
+
+
 # Retry-After while an operator has to fix the configuration.
 OPERATOR_S = 300
 

@@ -17,6 +17,7 @@ from engines.base import (
 )
 from engines.http import Address, EngineProbe, Http1Client, ResponseBody, identify, scrape_metrics
 from engines.lifecycle import Event
+from engines.logs import EngineLogger
 from engines.spec import RemoteSpec
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class RemoteEngine(Engine):
     def __init__(self, name: str, spec: RemoteSpec, serves: str | None = None) -> None:
         """`spec` has a `url`."""
         super().__init__(name)
+        self._logger = EngineLogger(log, name)
         assert spec.url is not None
         self._url = spec.url
         self._serves = serves
@@ -116,11 +118,7 @@ class RemoteEngine(Engine):
             try:
                 fault, event = await self._check(probe)
             except Exception:
-                log.exception(
-                    "unhandled exception while checking engine %s",
-                    self._name,
-                    extra={"engine": self._name},
-                )
+                self._logger.exception(": unhandled exception during its check")
                 fault, event = "its check failed", "is not used"
             self._update_state(fault, event)
             self._checked.set()
@@ -158,14 +156,14 @@ class RemoteEngine(Engine):
             if self._status.state is EngineState.STARTING:
                 self._status.fire(Event.LOADED)
                 self._status.last_error = None
-                log.info("engine %s is ready", self._name, extra={"engine": self._name})
+                self._logger.info("is ready")
             return
         is_new = self._status.state is not EngineState.FAILED or event != self._failure
         if self._status.state is not EngineState.FAILED:
             self._status.fire(Event.FAIL)
         self._status.last_error, self._failure = fault, event
         if is_new:  # its words may change with each check
-            log.error("engine %s %s: %s", self._name, event, fault, extra={"engine": self._name})
+            self._logger.error("%s: %s", event, fault)
 
 
 async def _read_facts(probe: EngineProbe) -> EngineFacts:

@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from app.admission.model_queue import ModelQueue
-from app.errors import EngineUnavailable, ModelNotFound
+from app.errors import ModelNotFound, shutting_down
 from app.settings import QueueSettings
 from app.telemetry import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
@@ -165,7 +165,7 @@ class Admission:
 
     def _find_queue(self, model: str | None) -> ModelQueue:
         if self._refusing:
-            raise EngineUnavailable("the gateway is shutting down; try again")
+            raise shutting_down()
         try:
             return self._queues[model]
         except KeyError:

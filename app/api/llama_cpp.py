@@ -31,6 +31,7 @@ from app.errors import (
     MissingModel,
     ModelNotFound,
     PermissionDenied,
+    shutting_down,
 )
 from app.fleet import ModelOperations, ModelRow
 from app.routing import Catalogue, Model
@@ -145,7 +146,7 @@ def llama_cpp_router(
         )
         await asyncio.wait((operation,), timeout=ANSWER_WITHIN_S)
         if operation.cancelled():
-            raise EngineUnavailable("the gateway is shutting down")
+            raise shutting_down()
         if operation.done() and (error := operation.exception()) is not None:
             raise _without_reason(error, f"{verb} of model {row.name}")
         return Accepted()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from app.errors import SHUTTING_DOWN
 from app.fleet.builder import Builder
 from app.fleet.slots import Slot
 from app.settings import Settings
@@ -119,7 +120,7 @@ async def _unplaceable(
         while not asking.done() and not (ended is not None and ended.is_set()):
             await asyncio.wait({asking}, timeout=ENDED_POLL_S)
         if not asking.done():
-            raise ClusterError("the gateway is shutting down")
+            raise ClusterError(SHUTTING_DOWN)
         nodes = asking.result()
     finally:
         asking.cancel()

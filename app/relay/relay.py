@@ -14,13 +14,13 @@ from typing import Protocol
 from app.asgi import ClientDisconnected, ClientExchange, ClientStalled
 from app.auth import Principal
 from app.errors import (
-    EngineUnavailable,
     GatewayError,
     Headers,
     InvalidApiKey,
     MethodNotAllowed,
     RateLimited,
     RequestCanceled,
+    shutting_down,
 )
 from app.relay.request_context import RequestContext
 from app.relay.request_handler import handle_request
@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 # nginx's status for a client that closed its connection; it is logged and never sent.
 CLIENT_CLOSED_REQUEST = 499
-SHUTTING_DOWN = "the gateway is shutting down; try again"
 
 
 class CallerLookup(Protocol):
@@ -106,7 +105,7 @@ class Relay:
             request.exchange.stall_s = 0.0
             request.fault = "cut by the shutdown"
             request.error = "shutdown"
-            await self._send_error(EngineUnavailable(SHUTTING_DOWN), request)
+            await self._send_error(shutting_down(), request)
 
     def _note_disconnect(self, request: RequestContext) -> None:
         refused = request.exchange.refused_status

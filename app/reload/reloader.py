@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from app.discovery import FindSource
-from app.errors import Conflict, InvalidConfiguration
+from app.errors import SHUTTING_DOWN, Conflict, InvalidConfiguration
 from app.fleet import Builder, DiscoveredServers, ModelDeployment
 from app.reload.applier import Adjustable, Applier
 from app.reload.difference import difference
@@ -82,7 +82,7 @@ class Reloader:
         and InvalidConfiguration. Nothing has changed if it raises.
         """
         if self._services.admission.draining:
-            raise Conflict("the gateway is shutting down")
+            raise Conflict(SHUTTING_DOWN)
         if not wait and self._tasks:
             raise Conflict("a reload is under way; try again when it has ended")
         if not wait and not self._engines_tried.is_set():

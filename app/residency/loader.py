@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from math import ceil, inf
 
-from app.errors import EngineOverloaded, EngineUnavailable, GatewayError
+from app.errors import EngineOverloaded, EngineUnavailable, GatewayError, shutting_down
 from app.residency.forecast import UP, Forecast, remaining_s
 from app.residency.model_lease import ModelLease
-from app.residency.model_loads import SHUTTING_DOWN, ModelLoads
+from app.residency.model_loads import ModelLoads
 from app.residency.model_state import LeaseFuture, ModelState
 from app.residency.policy import SLACK_GIB, ModelSnapshot, Residency
 
@@ -128,7 +128,7 @@ class OnDemandLoader(ModelLoads):
         if state.residency is Residency.UNLOADED:
             return
         if self._closing:  # nothing is decided any more
-            raise EngineUnavailable(SHUTTING_DOWN)
+            raise shutting_down()
         state.unload_requested = True
         self._decide()
         await self.changes.wait_for(lambda: not state.unload_requested)

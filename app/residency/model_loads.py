@@ -30,7 +30,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import ceil, inf
 from typing import Any
 
-from app.errors import EngineUnavailable, out_of_service
+from app.errors import EngineUnavailable, out_of_service, shutting_down
 from app.residency.model_state import ModelState, OnDemandModel
 from app.residency.policy import (
     LoadDecision,
@@ -45,11 +45,11 @@ from app.residency.start_waits import ForecastNotifier
 from app.telemetry.metrics import Metrics
 from engines.background_tasks import BackgroundTasks
 from engines.base import ChangeNotifier, Engine, EngineError, EngineState
+from engines.logs import ModelLogger
 from engines.restarts import GIVEN_UP
 
 log = logging.getLogger(__name__)
 
-SHUTTING_DOWN = "the gateway is shutting down; try again"
 # Pause before streams that have begun on a draining model are interrupted as well.
 MOVE_POLL_S = 0.25
 # uvloop's timers have a resolution of one millisecond, and may fire that much too early.
@@ -128,7 +128,7 @@ class ModelLoads:
         """Load nothing more, and refuse waiting requests: a load may take minutes."""
         self._closing = True
         for state in self._states.values():
-            state.answer(EngineUnavailable(SHUTTING_DOWN))
+            state.answer(shutting_down())
 
     async def close(self) -> None:
         """Cancel what is under way; engines stay as they are."""
@@ -144,7 +144,7 @@ class ModelLoads:
         """Note that a model which is not available is wanted. Raises EngineUnavailable."""
         name, now = state.model.name, self._now()
         if self._closing:
-            raise EngineUnavailable(SHUTTING_DOWN)
+            raise shutting_down()
         died = state.residency is Residency.LOADED and not state.up
         if died and state.has_failed and (wait_s := state.record_fault(now)):
             self._stop_dead_engines(state, wait_s)
@@ -157,11 +157,8 @@ class ModelLoads:
             self._begin_load(state)
         decision = self._decide()
         if name in decision.too_large:
-            log.error(
-                "model %s does not fit into server.memory_budget_gib: %s",
-                name,
-                self._memory_text(state),
-                extra={"model": name},
+            ModelLogger(log, name).error(
+                "does not fit into server.memory_budget_gib: %s", self._memory_text(state)
             )
             error = out_of_service(name, "it does not fit into the memory here")
             state.answer(error)
@@ -221,12 +218,8 @@ class ModelLoads:
         if self._timer is None or moment < self._timer.when():
             self._schedule(moment)
         if number := state.model.move_streams():
-            name = settings.name
-            log.info(
-                "model %s: %d streams wait for its next load, in %.0f s at the latest",
-                *(name, number, wait_s),
-                extra={"model": name},
-            )
+            event = ": %d streams wait for its next load, in %.0f s at the latest"
+            ModelLogger(log, settings.name).info(event, number, wait_s)
 
     def _schedule(self, moment: float | None) -> None:
         if self._timer is not None:
@@ -242,7 +235,7 @@ class ModelLoads:
     def _begin_load(self, state: ModelState) -> None:
         state.residency = Residency.LOADING
         state.load_began = self._now()
-        log.info("model %s: loading on demand", state.model.name, extra={"model": state.model.name})
+        ModelLogger(log, state.model.name).info(": loading on demand")
         self._begin("load", state, self._load(state))
 
     async def _load(self, state: ModelState) -> None:
@@ -250,31 +243,17 @@ class ModelLoads:
         # An engine that failed earlier may be waiting for its own restart; it starts afresh.
         failed = [e for e in state.model.engines if e.state is EngineState.FAILED]
         await self._stop_engines(state, failed)
+        logger = ModelLogger(log, state.model.name)
         starts = (engine.ensure_ready(inf) for engine in state.model.engines)
         for fault in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(fault, EngineError):
-                log.warning(
-                    "model %s: an engine did not start: %s",
-                    state.model.name,
-                    fault,
-                    extra={"model": state.model.name},
-                )
+                logger.warning(": an engine did not start: %s", fault)
             elif fault is not None:
-                log.error(
-                    "model %s: unhandled exception during the load",
-                    state.model.name,
-                    exc_info=fault,
-                    extra={"model": state.model.name},
-                )
+                logger.error(": unhandled exception during the load", exc_info=fault)
         if state.up:
             state.load_s = self._now() - state.load_began
             self._metrics.engine_load.observe((state.model.name,), state.load_s)
-            log.info(
-                "model %s ready after %.1f s",
-                state.model.name,
-                state.load_s,
-                extra={"model": state.model.name},
-            )
+            logger.info("ready after %.1f s", state.load_s)
             self._note_loaded(state)
         else:
             self._note_failed(state)
@@ -303,27 +282,24 @@ class ModelLoads:
         state.blocked_by = next((f for f in faults if f not in (None, GIVEN_UP)), None)
         if state.blocked_by is not None:
             state.retry_at = inf
-            log.error(
-                "model %s cannot be loaded: %s; requests do not load it again, only "
+            ModelLogger(log, name).error(
+                "cannot be loaded: %s; requests do not load it again, only "
                 "`vllm-gateway models load %s` or a reload that changes it",
-                *(name, reason, name),
-                extra={"model": name},
+                reason,
+                name,
             )
         else:
-            log.error(
-                "model %s failed to load: %s; next attempt in %g s at the earliest",
-                *(name, reason, wait_s),
-                extra={"model": name},
-            )
+            event = "failed to load: %s; next attempt in %g s at the earliest"
+            ModelLogger(log, name).error(event, reason, wait_s)
         state.answer(self._backing_off(state))
 
     def _stop_dead_engines(self, state: ModelState, wait_s: float) -> None:
         """Stop the engines of a model that died again: their supervisors would restart them."""
-        log.error(
-            "model %s died again %.0f s after its load: %s; next load in %g s at the earliest",
-            *(state.model.name, self._now() - state.loaded_at),
-            *(state.reason or "unknown reason", wait_s),
-            extra={"model": state.model.name},
+        ModelLogger(log, state.model.name).error(
+            "died again %.0f s after its load: %s; next load in %g s at the earliest",
+            self._now() - state.loaded_at,
+            state.reason or "unknown reason",
+            wait_s,
         )
         state.residency = Residency.UNLOADING
         self._begin("stop", state, self._unload(state))
@@ -333,9 +309,7 @@ class ModelLoads:
         state.residency = Residency.UNLOADING
         if state.up:
             state.failures = 0  # this load has worked
-        log.info(
-            "model %s: unloading (%s)", state.model.name, reason, extra={"model": state.model.name}
-        )
+        ModelLogger(log, state.model.name).info(": unloading (%s)", reason)
         self._metrics.model_evictions.add((state.model.name, reason))
         self._begin("unload", state, self._unload(state))
 
@@ -350,9 +324,4 @@ class ModelLoads:
         ends = (e.clear_failed() if e.state is EngineState.FAILED else e.unload() for e in engines)
         for fault in await asyncio.gather(*ends, return_exceptions=True):
             if fault is not None:
-                log.error(
-                    "model %s: an engine failed to stop: %s",
-                    state.model.name,
-                    fault,
-                    extra={"model": state.model.name},
-                )
+                ModelLogger(log, state.model.name).error(": an engine failed to stop: %s", fault)

@@ -11,6 +11,7 @@ from engines.gpu.accelerator import (
     Usage,
     wait_until_released,
 )
+from engines.logs import EngineLogger
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class EngineMemory:
     ) -> None:
         """`find_accelerator` may block; `gpus` are those of the engine, None: all."""
         self._name = name
+        self._logger = EngineLogger(log, name)
         self._find_accelerator = find_accelerator
         self._gpus = gpus
         # The usage before its processes were started; unknown for an engine that was taken over.
@@ -40,12 +42,7 @@ class EngineMemory:
         try:
             self._before = await asyncio.to_thread(usage)
         except AcceleratorError as error:
-            log.warning(
-                "engine %s: cannot measure the usage of its GPUs: %s",
-                self._name,
-                error,
-                extra={"engine": self._name},
-            )
+            self._logger.warning(": cannot measure the usage of its GPUs: %s", error)
             self._before = NO_USAGE
 
     async def used_gib(self, pids: Collection[int]) -> float | None:
@@ -66,9 +63,9 @@ class EngineMemory:
             accelerator, pids, self._before, gpus=self._gpus, timeout_s=RELEASE_TIMEOUT_S
         )
         if left:
-            log.error(
-                "engine %s: its processes have ended, but %.1f GiB are not released after %g s; "
+            self._logger.error(
+                ": its processes have ended, but %.1f GiB are not released after %g s; "
                 "its next start may find too little memory",
-                *(self._name, left, RELEASE_TIMEOUT_S),
-                extra={"engine": self._name},
+                left,
+                RELEASE_TIMEOUT_S,
             )

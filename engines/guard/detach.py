@@ -8,21 +8,19 @@ thread that started it ends (its parent death signal, prctl(2)).
 """
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from engines.guard import process_tree
 
 
 def main(parent: int, marker: str, log_file: str, dropped: list[str], argv: list[str]) -> None:
     """Become the command. `marker` is an environment variable with its value."""
     with contextlib.suppress(PermissionError):  # already a session leader
         os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the line above
+    if not process_tree.die_with_parent(parent):
         sys.exit(1)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(log, 1)

@@ -22,7 +22,6 @@ signal) and the gateway kills the rest.
 """
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
@@ -35,20 +34,11 @@ from pathlib import Path
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from engines.guard import process_tree, scratch
+from engines.guard.process_tree import KILL_TIMEOUT_S, TRACKER_TIMEOUT_S
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 64 * 1024
 MAX_LOG_BYTES = 16 * 1024 * 1024  # then the log is renamed to LOGFILE.1 and a new one begins
-KILL_TIMEOUT_S = 10.0  # killed processes vanish later only in uninterruptible sleep
-TRACKER_TIMEOUT_S = 3.0  # for resource trackers to clean up; they normally take a tenth of a second
-
-
-def prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
 
 
 def spawn(argv: list[str], log_pipe: int) -> int:
@@ -61,8 +51,7 @@ def spawn(argv: list[str], log_pipe: int) -> int:
     if pid == 0:
         try:
             os.setpgid(0, 0)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guardian:  # the guardian died before the line above
+            if not process_tree.die_with_parent(guardian):
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -288,7 +277,7 @@ class Guardian:
 
 def main(directory: str, keep: str, fingerprint: str, argv: list[str]) -> int:
     """Start an engine and supervise it; return the exit code."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    process_tree.prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     # The gateway handles Ctrl-C, a closing terminal and SIGTERM, and sends commands.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):

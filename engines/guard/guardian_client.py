@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from engines.guard import directories, process_tree, scratch
+from engines.guard.process_tree import KILL_TIMEOUT_S, TRACKER_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
 RECORD_FILE = "engine.json"
-# For a running guardian to introduce itself, and for a killed process to vanish.
+# For a running guardian to introduce itself.
 HELLO_TIMEOUT_S = 5.0
-KILL_TIMEOUT_S = 10.0
 POLL_S = 0.02
-# For resource trackers to clean up; they normally take a tenth of a second.
-TRACKER_TIMEOUT_S = 3.0
 
 
 class LaunchError(Exception):

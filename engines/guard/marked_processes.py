@@ -21,8 +21,6 @@ from pathlib import Path
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from engines.guard import process_tree, scratch
 
-KILL_TIMEOUT_S = 10.0  # killed processes vanish later only in uninterruptible sleep
-
 
 def find_marked(value: str) -> list[int]:
     """Return the PIDs of the marked processes, except this one and zombies."""
@@ -35,7 +33,7 @@ def find_marked(value: str) -> list[int]:
     ]
 
 
-def kill_marked(value: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
+def kill_marked(value: str, timeout_s: float = process_tree.KILL_TIMEOUT_S) -> list[int]:
     """Kill every marked process; return those that have not vanished in time.
 
     Blocks until they have, normally for milliseconds.

@@ -1,11 +1,37 @@
 """Processes as Linux shows them in /proc. Standard library only: the guardian uses it too."""
 
 import os
+import signal
 from dataclasses import dataclass
+
+KILL_TIMEOUT_S = 10.0  # killed processes vanish later only in uninterruptible sleep
+TRACKER_TIMEOUT_S = 3.0  # for resource trackers to clean up; they normally take a tenth of a second
+# A guardian reports within KILL_TIMEOUT_S after the grace of a stop; later than this it is stuck.
+GUARDIAN_SLACK_S = 15.0
+PR_SET_PDEATHSIG = 1  # prctl(2)
 
 # In the environment of every process of an engine, with that engine's directory as its value. vLLM
 # warns of unknown variables that begin with VLLM_, and those with GATEWAY_ are gateway settings.
 MARKER_VARIABLE = "ENGINE_OF_GATEWAY"
+
+
+def die_with_parent(parent: int) -> bool:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    Returns False if `parent` has ended before. Raises OSError.
+    """
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process (prctl(2)). Raises OSError."""
+    import ctypes  # of the users of this module, few need it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from engines.base import (
 from engines.http.address import Address
 from engines.http.response import ResponseBody
 from engines.spec import Timeouts
-from engines.timing import LOOP_GRACE_S
+from engines.timing import MovingDeadline
 
 # nginx allows 4 or 8 KiB of response headers by default, Go's client 10 MiB; vLLM sends below 1.
 MAX_HEAD_BYTES = 64 * 1024
@@ -48,12 +48,12 @@ class Pool(Protocol):
         ...
 
 
-class Http1Connection(asyncio.Protocol):
+class Http1Connection(asyncio.Protocol, MovingDeadline):
     """One connection and the parser of its responses. At most one exchange at a time."""
 
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
         self._pool = pool
-        self._loop = loop
         self._transport: asyncio.Transport | None = None
         # Below TLS, whose transport does not count the bytes buffered here.
         self._tcp: asyncio.Transport | None = None
@@ -77,10 +77,7 @@ class Http1Connection(asyncio.Protocol):
         self._keep_alive = False
         self._until_close = False
         self._paused = False
-        # Outlives an exchange, rescheduled when it fires: requests need no timer of their own.
-        # Invariant: it fires no later than the current exchange may time out.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
+        # The timer outlives an exchange: requests need none of their own.
         self._first_byte_due = 0.0
         self._last_byte = 0.0
         self.idle_since = 0.0
@@ -224,9 +221,7 @@ class Http1Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._tcp = None
         self._pool.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         if self._response is None:
             return
         if self._until_close and self._awaiting is None and exc is None:
@@ -323,39 +318,20 @@ class Http1Connection(asyncio.Protocol):
                 pool.on_idle()
         return response
 
-    def _set_timer(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = self._loop.call_at(due, self._on_timer)
+    # `MovingDeadline`
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _due(self) -> float | None:
         if self._response is None:
-            return  # the next exchange sets it again
-        due = self._due()
-        if due > self._loop.time():
-            self._set_timer(due)
-        else:
-            self._timer_due = due
-            self._timer = self._loop.call_later(LOOP_GRACE_S, self._on_expiry)
+            return None  # the next exchange sets the timer again
+        if self._awaiting is not None:
+            return self._first_byte_due
+        stall_s = self._pool.timeouts.stall_s
+        return (self._loop.time() if self._paused else self._last_byte) + stall_s
 
-    def _on_expiry(self) -> None:
-        self._timer = None
-        if self._response is None:
-            return
-        if (due := self._due()) > self._loop.time():
-            self._set_timer(due)
-        elif self._awaiting is not None:
+    def _expire(self) -> None:
+        if self._awaiting is not None:
             after = self._pool.timeouts.first_byte_s
             self._fail(FirstByteTimeout(f"{self._pool.address} gave no answer in {after:g} s"))
         else:
             after = self._pool.timeouts.stall_s
             self._fail(StallTimeout(f"{self._pool.address} sent nothing for {after:g} s"))
-
-    def _due(self) -> float:
-        """Return the loop's time at which the exchange times out if no byte arrives."""
-        if self._awaiting is not None:
-            return self._first_byte_due
-        stall_s = self._pool.timeouts.stall_s
-        return (self._loop.time() if self._paused else self._last_byte) + stall_s

@@ -23,7 +23,7 @@ from engines.base import (
 )
 from engines.http import ResponseBody
 from engines.spec import Timeouts
-from engines.timing import LOOP_GRACE_S
+from engines.timing import MovingDeadline
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ DISCONNECT_S = 1.0
 CLOSE_S = 5.0
 
 
-class _Exchange:
+class _Exchange(MovingDeadline):
     """One request to the application, and the source of its response."""
 
     def __init__(self, bridge: "Bridge", request: EngineRequest) -> None:
+        super().__init__(asyncio.get_running_loop())
         self._bridge = bridge
-        self._loop = asyncio.get_running_loop()
         self._response = ResponseBody(self, self._loop)
         # Set only while the head is awaited.
         self._head: asyncio.Future[ResponseBody] | None = self._loop.create_future()
@@ -53,9 +53,8 @@ class _Exchange:
         # Set only while the application waits for a reader that is behind.
         self._behind: asyncio.Event | None = None
         self._last_byte = 0.0
-        timeout = bridge.timeouts.first_byte_s
-        self._head_due = self._loop.time() + timeout
-        self._timer = self._loop.call_later(timeout, self._on_timer)
+        self._head_due = self._loop.time() + bridge.timeouts.first_byte_s
+        self._set_timer(self._head_due)
         self._reaper: asyncio.TimerHandle | None = None
         self.task = self._loop.create_task(self._run(_scope(request)), name="engine request")
         self.task.add_done_callback(self._on_done)
@@ -129,8 +128,7 @@ class _Exchange:
             case "http.response.start" if self._head is not None:
                 head, self._head = self._head, None
                 self._response.status = message["status"]
-                self._timer.cancel()
-                self._timer = self._loop.call_later(self._bridge.timeouts.stall_s, self._on_timer)
+                self._set_timer(self._due())
                 self._response.headers += [(n.lower(), v) for n, v in message.get("headers", ())]
                 if not head.done():
                     head.set_result(self._response)
@@ -156,7 +154,7 @@ class _Exchange:
     def _end(self) -> None:
         self._over = True
         self._head = self._body = None
-        self._timer.cancel()
+        self._cancel_timer()
         self._gone.set()
         self.resume()
         self._bridge.discard(self)
@@ -173,32 +171,22 @@ class _Exchange:
         if task.cancelled():  # before its first step `_run` cannot report it
             self.fail(EngineDied(f"{self._bridge.address} was ended"))
 
-    def _on_timer(self) -> None:
-        # One timer per exchange, moved only when it fires: a chunk costs one assignment.
-        left = self._time_left()
-        if left <= 0:
-            self._timer = self._loop.call_later(LOOP_GRACE_S, self._on_expiry)
-        else:
-            self._timer = self._loop.call_later(left, self._on_timer)
+    # `MovingDeadline`
 
-    def _on_expiry(self) -> None:
+    def _due(self) -> float:
+        if self._head is not None:
+            return self._head_due
+        behind = self._behind is not None
+        return (self._loop.time() if behind else self._last_byte) + self._bridge.timeouts.stall_s
+
+    def _expire(self) -> None:
         timeouts = self._bridge.timeouts
-        if (left := self._time_left()) > 0:
-            self._timer = self._loop.call_later(left, self._on_timer)
-        elif self._head is not None:
+        if self._head is not None:
             after = timeouts.first_byte_s
             self.fail(FirstByteTimeout(f"{self._bridge.address} did not respond in {after:g} s"))
         else:
             after = timeouts.stall_s
             self.fail(StallTimeout(f"{self._bridge.address} sent nothing for {after:g} s"))
-
-    def _time_left(self) -> float:
-        """Return the seconds that are left until the application's timeout."""
-        if self._head is not None:
-            return self._head_due - self._loop.time()
-        if self._behind is not None:
-            return self._bridge.timeouts.stall_s
-        return self._last_byte + self._bridge.timeouts.stall_s - self._loop.time()
 
 
 class Bridge:

@@ -36,6 +36,7 @@ from engines.http import EngineProbe, ResponseBody, scrape_metrics
 from engines.inprocess.bridge import Bridge
 from engines.inprocess.hosted import BuildFailed, Construction, end_tracker
 from engines.lifecycle import Event
+from engines.logs import EngineLogger
 from engines.output import EngineLog, redact_command, redact_line
 from engines.output.startup import StartupLog
 from engines.restarts import GIVEN_UP, RestartBudget
@@ -76,6 +77,7 @@ class InProcessEngine(Engine):
         variables in `withheld`.
         """
         super().__init__(name)
+        self._logger = EngineLogger(log, name)
         self._env = {**media.ENV, **(env or {}), **spec.env}
         self._media_domains = media_domains
         self._withheld = withheld
@@ -206,11 +208,7 @@ class InProcessEngine(Engine):
             async with self._guard:
                 await self._run_until_stopped()
         except Exception:
-            log.exception(
-                "engine %s failed: unhandled exception in the gateway",
-                self._name,
-                extra={"engine": self._name},
-            )
+            self._logger.exception("failed: unhandled exception in the gateway")
             if self._status.state is not EngineState.FAILED:
                 self._set_failed("unhandled exception in the gateway; its log has the traceback")
         finally:
@@ -230,7 +228,7 @@ class InProcessEngine(Engine):
             pause = budget.next(served_s) if served_s else None
             if pause is None:
                 return
-            log.info("engine %s restarts in %g s", self._name, pause, extra={"engine": self._name})
+            self._logger.info("restarts in %g s", pause)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stop_requested.wait()
@@ -266,9 +264,7 @@ class InProcessEngine(Engine):
             self._status.last_error = None
             self._status.fire(Event.LOADED)
             if self._status.restarts:
-                log.info(
-                    "engine %s ready after a restart", self._name, extra={"engine": self._name}
-                )
+                self._logger.info("ready after a restart")
             await self._serve(self._construction, stop)
             return loop.time() - ready
         except BuildFailed as error:
@@ -365,23 +361,13 @@ class InProcessEngine(Engine):
         """Kill what is left of its processes; return whether all have ended."""
         left = await asyncio.to_thread(kill_marked, self._mark)
         if left:
-            log.error(
-                "engine %s: processes %s survive SIGKILL",
-                self._name,
-                left,
-                extra={"engine": self._name},
-            )
+            self._logger.error(": processes %s survive SIGKILL", left)
         return not left
 
     def _set_failed(self, reason: str) -> None:
         self._status.last_error = redact_line(reason)
         self._status.fire(Event.FAIL)
-        log.error(
-            "engine %s failed: %s",
-            self._name,
-            self._status.last_error,
-            extra={"engine": self._name},
-        )
+        self._logger.error("failed: %s", self._status.last_error)
 
 
 @contextlib.asynccontextmanager

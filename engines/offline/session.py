@@ -32,8 +32,6 @@ NOT_KEPT = "0"
 LOG_POLL_S = 0.2
 # Seconds in which vLLM gives its shared memory back before it is killed.
 GRACE_S = 5.0
-# A guardian reports within its own sweep bound after the grace; later than this it is stuck.
-GUARDIAN_SLACK_S = 15.0
 RECEIVE_BYTES = 1 << 16
 # The last phases of a start: a batch has no server, though its log mentions one.
 SERVER_PHASES = PHASES[-2:]
@@ -238,7 +236,7 @@ class Session:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.sendall(b"stop %f\n" % GRACE_S)
         try:
-            guardian.wait(GRACE_S + GUARDIAN_SLACK_S)
+            guardian.wait(GRACE_S + process_tree.GUARDIAN_SLACK_S)
         except subprocess.TimeoutExpired:
             guardian.kill()
             guardian.wait()

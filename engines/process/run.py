@@ -12,8 +12,10 @@ from typing import Any
 
 from engines.base import EngineState, Progress
 from engines.guard.guardian_client import LaunchError
+from engines.guard.process_tree import GUARDIAN_SLACK_S
 from engines.http import EngineProbe, Http1Client
 from engines.lifecycle import Event
+from engines.logs import EngineLogger
 from engines.output import EngineLog
 from engines.output.failure import Cause
 from engines.output.startup import StartupLog
@@ -31,8 +33,6 @@ PROBE_S = 0.2
 # Once a minute the engine's processes are looked for among all of the machine's and their memory is
 # measured: reading what a large process holds is work for the kernel.
 SAMPLES_PER_MEASUREMENT = 12
-# A guardian reports within its own sweep bound after the grace; later than this it is stuck.
-GUARDIAN_SLACK_S = 15.0
 # Seconds that an engine of another configuration has to finish its requests.
 RETIRE_S = 30.0
 
@@ -73,6 +73,7 @@ class Run:
         before what is left of it is ended.
         """
         self._launch = launch
+        self._logger = EngineLogger(log, launch.name)
         self._host = host
         self._shared = shared
         self._status = shared.status
@@ -124,12 +125,7 @@ class Run:
             adopted = guardian is not None
             if guardian is not None:
                 await turn.aclose()
-                log.info(
-                    "engine %s adopted, pid %d",
-                    self._launch.name,
-                    guardian.engine_pid,
-                    extra={"engine": self._launch.name},
-                )
+                self._logger.info("adopted, pid %d", guardian.engine_pid)
             else:
                 self._phase = "waiting for its turn"
                 if not await self._has_turn(acquiring):
@@ -283,16 +279,11 @@ class Run:
         return None
 
     async def _fall_asleep(self) -> None:
-        name, shared = self._launch.name, self._shared
+        shared = self._shared
         try:
             await put_to_sleep(self._control, shared.sleep_level, self._measure_gib)
         except SleepFault as fault:
-            log.error(
-                "engine %s failed to enter sleep mode, stopping it: %s",
-                name,
-                fault,
-                extra={"engine": name},
-            )
+            self._logger.error("failed to enter sleep mode, stopping it: %s", fault)
             self._status.last_error = f"did not fall asleep: {fault}"
             if not shared.released:
                 shared.set_desired(DesiredState.STOPPED)
@@ -385,11 +376,7 @@ class Run:
         timeout = 0.0 if guardian.frozen else grace + GUARDIAN_SLACK_S
         done, _ = await asyncio.wait({exited}, timeout=timeout)
         if not done:
-            log.error(
-                "engine %s: its guardian does not respond, killing both",
-                self._launch.name,
-                extra={"engine": self._launch.name},
-            )
+            self._logger.error(": its guardian does not respond, killing both")
             guardian.kill()
             await asyncio.wait({exited})
 

@@ -36,6 +36,7 @@ import logging
 from engines.base import EngineState, EngineStatus, Progress, Start
 from engines.http import Http1Client
 from engines.lifecycle import Event
+from engines.logs import EngineLogger
 from engines.output import EngineLog, redact_line
 from engines.process.host import EngineHost
 from engines.process.launch import Launch
@@ -68,6 +69,7 @@ class Supervisor:
         self.shared = SharedState(status, launch.spec.sleep_level or 1)
         self._status = status
         self._launch = launch
+        self._logger = EngineLogger(log, launch.name)
         self._host = host
         self._client = client
         self.control = control
@@ -182,18 +184,16 @@ class Supervisor:
 
     async def _supervise(self) -> None:
         """Run the engine again and again until it is stopped or given up."""
-        name, status = self._launch.name, self._status
+        status = self._status
         try:
             while (failure := await self._run_once()) is not None:
                 self._set_failed(failure)
-                log.error("engine %s failed: %s", name, status.last_error, extra={"engine": name})
+                self._logger.error("failed: %s", status.last_error)
                 if not await self._wait_for_restart(failure):
                     break
                 status.restarts += 1
         except Exception:
-            log.exception(
-                "engine %s failed: unhandled exception in the gateway", name, extra={"engine": name}
-            )
+            self._logger.exception("failed: unhandled exception in the gateway")
             if status.state not in (State.STOPPED, State.FAILED):
                 status.state = State.FAILED
             status.last_error = "unhandled exception in the gateway; its log has the traceback"
@@ -245,19 +245,14 @@ class Supervisor:
             self._not_before = loop.time() + restart.max_backoff_s
             if not failure.permanent:
                 self.blocked_by = GIVEN_UP
-                log.error(
-                    "engine %s given up after %d restarts in %g s of service; "
+                self._logger.error(
+                    "given up after %d restarts in %g s of service; "
                     "`vllm-gateway models load` starts it again",
-                    *(self._launch.name, restart.budget, restart.window_s),
-                    extra={"engine": self._launch.name},
+                    restart.budget,
+                    restart.window_s,
                 )
             return False
-        log.info(
-            "engine %s restarts in %g s",
-            self._launch.name,
-            wait,
-            extra={"engine": self._launch.name},
-        )
+        self._logger.info("restarts in %g s", wait)
         self._restart_at = until = loop.time() + wait
         while not self.shared.stopping and (left := until - loop.time()) > 0:
             await self.shared.wait_for_first(timeout=left)

@@ -34,6 +34,7 @@ from engines.guard.guardian_client import (
     find_guardian,
     start_guardian,
 )
+from engines.guard.process_tree import GUARDIAN_SLACK_S
 from engines.process import LauncherMissing, vllm_launcher
 from engines.ray.addresses import free_port, has_listener, interface_of, meeting_port
 from engines.ray.protocol import PROTOCOL, Hello, Plan, Report
@@ -44,9 +45,6 @@ from engines.spec import HOST_IP
 LEASE_POLL_S = 1.0
 # Interval at which a waiting call looks for something new.
 POLL_S = 0.25
-# An engine that is told to stop reports its end within the grace; a guardian that is stuck is
-# killed after this.
-GUARDIAN_SLACK_S = 15.0
 # For the cluster to take back an actor's place.
 GIVE_BACK_S = 10.0
 # Bytes of the engine's log that one call returns, and that a new gateway gets of what was before.

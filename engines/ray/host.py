@@ -12,6 +12,7 @@ from typing import Any
 from engines.guard import directories
 from engines.guard.guardian_client import LaunchError
 from engines.http import Address, Http1Client
+from engines.logs import EngineLogger
 from engines.process import EngineProcesses, HostUnavailable, Launch
 from engines.ray import protocol
 from engines.ray.cluster import Cluster
@@ -70,6 +71,7 @@ class RayHost:
         """
         assert isinstance(launch.spec, RaySpec)
         self._launch = launch
+        self._logger = EngineLogger(log, launch.name)
         self._spec = launch.spec
         self._cluster = cluster
         self._clients = clients
@@ -205,18 +207,15 @@ class RayHost:
             key = ("authorization", f"Bearer {serving.key}")
             client.direct_to(address, (key,), self._context)
         self._processes = processes = self._processes_of(ranks)
-        log.info(
-            "engine %s runs on %s, pid %d there%s",
-            *(self._launch.name, processes.address, processes.engine_pid, processes.elsewhere),
-            extra={"engine": self._launch.name},
-        )
+        where = (processes.address, processes.engine_pid, processes.elsewhere)
+        self._logger.info("runs on %s, pid %d there%s", *where)
         for rank in ranks:
             if rank.nice > 0:
-                log.warning(
-                    "engine %s runs on %s with nice %d, so that other programs there slow it down: "
+                self._logger.warning(
+                    "runs on %s with nice %d, so that other programs there slow it down: "
                     "start Ray on that node with RAY_worker_niceness=0",
-                    *(self._launch.name, rank.host, rank.nice),
-                    extra={"engine": self._launch.name},
+                    rank.host,
+                    rank.nice,
                 )
         return processes
 

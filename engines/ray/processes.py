@@ -8,6 +8,7 @@ from typing import Any
 
 from engines.background_tasks import BackgroundTasks
 from engines.guard.process_tree import ProcessStat
+from engines.logs import EngineLogger
 from engines.process import Launch
 from engines.ray import protocol
 from engines.ray.cluster import Cluster
@@ -45,6 +46,7 @@ class RayProcesses:
     ) -> None:
         """`write` takes what the engine writes to its log."""
         self._launch = launch
+        self._logger = EngineLogger(log, launch.name)
         self._cluster = cluster
         self._write = write
         self._actor = actor_name(launch.name, hello.rank)
@@ -109,11 +111,7 @@ class RayProcesses:
                 await cluster.call(protocol.Kill(name=name, owner=cluster.owner))
             except ClusterError as error:
                 cluster.abandon(name)
-                log.warning(
-                    "engine %s may still run on %s: %s",
-                    *(name, self.node, error),
-                    extra={"engine": name},
-                )
+                self._logger.warning("may still run on %s: %s", self.node, error)
             self._end(-signal.SIGKILL)
 
         self._run(kill())
@@ -136,11 +134,7 @@ class RayProcesses:
         try:
             await self._read_reports()
         except Exception:
-            log.exception(
-                "engine %s: unhandled exception while reading reports of its actor",
-                self._launch.name,
-                extra={"engine": self._launch.name},
-            )
+            self._logger.exception(": unhandled exception while reading reports of its actor")
             await self._lose("the reports of its actor could not be read; the log has the reason")
 
     async def _read_reports(self) -> None:
@@ -168,11 +162,8 @@ class RayProcesses:
                 return
             except ClusterError as error:
                 if not unreachable:
-                    log.warning(
-                        "engine %s serves on, but its actor cannot be reached: %s",
-                        *(name, error),
-                        extra={"engine": self._launch.name},
-                    )
+                    reached = "serves on, but its actor cannot be reached: %s"
+                    self._logger.warning(reached, error)
                 unreachable = True
                 refusals = refusals + 1 if self.listens and await self._refuses() else 0
                 if refusals >= REFUSALS:

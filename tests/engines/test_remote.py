@@ -200,7 +200,7 @@ async def test_check_with_an_unhandled_exception_is_a_failed_check(
     with monkeypatch.context() as patch:
         patch.setattr(EngineProbe, "check_reachable", fail)
         await wait_until(lambda: engine.state is EngineState.FAILED)
-        assert "unhandled exception while checking engine e" in caplog.text
+        assert "engine e: unhandled exception during its check" in caplog.text
     await wait_until(lambda: engine.state is EngineState.READY)
 
 

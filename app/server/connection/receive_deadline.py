@@ -4,23 +4,18 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from engines.timing import LOOP_GRACE_S
+from engines.timing import MovingDeadline
 
 
-class ReceiveDeadline:
-    """Calls `on_expiry` once the deadline has passed.
+class ReceiveDeadline(MovingDeadline):
+    """Calls `on_expiry` once the deadline has passed. A request sets no timer."""
 
-    The timer is moved when it fires, so that a request sets none. Invariant: it fires by `due`.
-    """
-
-    __slots__ = ("_loop", "_on_expiry", "_timer", "_timer_due", "due")
+    __slots__ = ("_on_expiry", "due")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_expiry: Callable[[], None]) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._on_expiry = on_expiry
         self.due = inf  # inf while the client waits for the gateway
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = inf
 
     def expect(self, seconds: float) -> None:
         """Give the client `seconds` from now."""
@@ -30,40 +25,20 @@ class ReceiveDeadline:
 
     def replace(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call `callback` in `seconds`; no deadline is set after this."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         self._timer = self._loop.call_later(seconds, callback)
         self._timer_due = -inf
 
     def close(self) -> None:
         """Cancel the timer and release the connection."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         self._on_expiry = _do_nothing
 
-    def _set_timer(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = self._loop.call_at(due, self._on_timer)
+    def _due(self) -> float | None:
+        return None if self.due == inf else self.due
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self.due == inf:
-            return
-        if self.due > self._loop.time():
-            self._set_timer(self.due)
-        else:
-            self._timer_due = self.due
-            self._timer = self._loop.call_later(LOOP_GRACE_S, self._on_grace_end)
-
-    def _on_grace_end(self) -> None:
-        self._timer = None
-        if self.due <= self._loop.time():
-            self._on_expiry()
-        elif self.due != inf:
-            self._set_timer(self.due)
+    def _expire(self) -> None:
+        self._on_expiry()
 
 
 def _do_nothing() -> None: ...

@@ -315,7 +315,7 @@ def _add_fallbacks(
             else:
                 builder.note(f"fallbacks of {name!r}", "are left out: there is no such model")
         defaults = list_of(section.get("default_fallbacks"), "default_fallbacks")
-        general += [text_of(one, "default_fallbacks") for one in defaults]
+        general += [text_of(name, "default_fallbacks") for name in defaults]
     for name, model in models.items():
         if general and "fallbacks" not in model and name not in general:
             model["fallbacks"] = [*general]

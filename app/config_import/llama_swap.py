@@ -109,18 +109,18 @@ def _model(
         "limits": dict(_limits(given, place)),
         "fields": _fields(given.get("filters"), place, builder),
     }
-    aliases = [text_of(one, f"{place}.aliases") for one in list_of(given.get("aliases"), place)]
+    aliases = [text_of(a, f"{place}.aliases") for a in list_of(given.get("aliases"), place)]
     if not found:
         return _remote_model(name, aliases, given, place, timeouts, common, others, builder)
-    one = found[0]
-    if not one.model:
-        builder.note(place, f"is left out: {'; '.join(one.notes) or 'its cmd names no model'}")
+    server = found[0]
+    if not server.model:
+        builder.note(place, f"is left out: {'; '.join(server.notes) or 'its cmd names no model'}")
         return None
-    for note in one.notes:
+    for note in server.notes:
         builder.note(place, note)
-    names = [name, *aliases, *one.names]
-    model = {**model_settings(one, names), **common}
-    engine = one.engine
+    names = [name, *aliases, *server.names]
+    model = {**model_settings(server, names), **common}
+    engine = server.engine
     _add_environment(engine, given, place, builder)
     seconds = number_of(data.get("healthCheckTimeout"), "healthCheckTimeout")
     if seconds:
@@ -188,7 +188,7 @@ def _loading(
     loading: dict[str, Any] = {"load": "on_demand", "idle_unload_s": ttl or None}
     router = _router(data)
     groups = mapping_of(router.get("groups"), "groups")
-    for group in (mapping_of(one, "groups") for one in groups.values()):
+    for group in (mapping_of(group, "groups") for group in groups.values()):
         if group.get("persistent") and name in list_of(group.get("members"), "members"):
             loading["keep_priority"] = 1
     costs = mapping_of(mapping_of(router.get("matrix"), "matrix").get("evict_costs"), "evict_costs")
@@ -224,15 +224,15 @@ def _add_environment(
             settings.append(f"{found[0]}={shlex.quote(found[1])}")
     if not settings:
         return
-    [one], _ = read_vllm_servers(" ".join([*settings, "vllm serve m"]))
-    for note in one.notes:
+    [server], _ = read_vllm_servers(" ".join([*settings, "vllm serve m"]))
+    for note in server.notes:
         builder.note(place, note)
-    if env := {**one.engine.get("env", {}), **engine.get("env", {})}:
+    if env := {**server.engine.get("env", {}), **engine.get("env", {})}:
         engine["env"] = env
-    if names := {*one.engine.get("inherit_env", ()), *engine.get("inherit_env", ())}:
+    if names := {*server.engine.get("inherit_env", ()), *engine.get("inherit_env", ())}:
         engine["inherit_env"] = sorted(names)
-    if "gpus" in one.engine:
-        engine.setdefault("gpus", one.engine["gpus"])
+    if "gpus" in server.engine:
+        engine.setdefault("gpus", server.engine["gpus"])
 
 
 def _limits(given: Mapping[str, Any], place: str) -> Iterator[tuple[str, int]]:
@@ -290,8 +290,8 @@ def _add_peers(macros: Macros, peers: Mapping[str, Any], builder: SettingsBuilde
         if timeouts := dict(_timeouts(given.get("timeouts"), place)):
             engine["timeouts"] = timeouts
         fields = _fields(macros.expand(given.get("filters"), place), place, builder)
-        for one in list_of(given.get("models"), f"{place}.models"):
-            model = macros.expand_text(text_of(one, f"{place}.models"), place)
+        for entry in list_of(given.get("models"), f"{place}.models"):
+            model = macros.expand_text(text_of(entry, f"{place}.models"), place)
             served_by = {**engine, "served_model_name": model}
             builder.add(
                 place,

@@ -124,7 +124,7 @@ def named_lists(value: object, place: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the entries of a list of mappings from a name to names. Raises ImportFault."""
     for entry in list_of(value, place):
         for name, members in mapping_of(entry, place).items():
-            yield name, [text_of(one, place) for one in list_of(members, f"{place}.{name}")]
+            yield name, [text_of(member, place) for member in list_of(members, f"{place}.{name}")]
 
 
 def replace_texts(value: object, replace: Callable[[str], str]) -> Any:
@@ -135,6 +135,7 @@ def replace_texts(value: object, replace: Callable[[str], str]) -> Any:
         return [replace_texts(member, replace) for member in value]
     if isinstance(value, Mapping):
         return {
-            replace_texts(key, replace): replace_texts(one, replace) for key, one in value.items()
+            replace_texts(key, replace): replace_texts(member, replace)
+            for key, member in value.items()
         }
     return value

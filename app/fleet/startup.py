@@ -24,7 +24,7 @@ from app.telemetry.traces import tracer_for
 from engines.base import Engine, EngineNotReady, EngineState
 from engines.gpu import Placement
 from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
-from engines.process import Origin
+from engines.process import LaunchOrigin
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ RUNNING_ENGINES_S = 5.0
 
 
 def build_models(
-    settings: Settings, builder: Builder, running: Mapping[str, Origin]
+    settings: Settings, builder: Builder, running: Mapping[str, LaunchOrigin]
 ) -> list[ModelDeployment]:
     """Return every model with its engines, none of them started.
 
@@ -70,7 +70,7 @@ def eager_memory_gib(catalogue: Catalogue) -> float:
 
 
 def adoptable_engines(
-    deployments: Iterable[ModelDeployment], running: Mapping[str, Origin]
+    deployments: Iterable[ModelDeployment], running: Mapping[str, LaunchOrigin]
 ) -> frozenset[str]:
     """Return the names of the engines that run as they are configured.
 

@@ -1,7 +1,7 @@
 """GPUs and memory: what there is, what engines use, and which GPUs each engine gets.
 
 `accelerator` measures memory through NVML or /proc, `engine_memory` that of one engine.
-`host_memory` and `numa` describe the host, `placement` assigns GPUs to engines.
+`host_memory` describes the host, `placement` assigns GPUs to engines.
 """
 
 from engines.gpu.accelerator import (
@@ -12,8 +12,7 @@ from engines.gpu.accelerator import (
     find_accelerator,
 )
 from engines.gpu.engine_memory import EngineMemory
-from engines.gpu.host_memory import available_host_gib
-from engines.gpu.numa import count_memory_nodes
+from engines.gpu.host_memory import available_host_gib, count_memory_nodes
 from engines.gpu.placement import (
     VISIBLE_DEVICES,
     Placement,

@@ -1,10 +1,11 @@
-"""Available host memory, limited by the machine and by the container."""
+"""Memory of this host: what is available, and on how many NUMA nodes. Standard library only."""
 
 import contextlib
 from pathlib import Path
 
 GIB = 1024**3
 MEMINFO = Path("/proc/meminfo")
+STATUS = Path("/proc/self/status")
 # A container's own control group, version 2 (cgroups(7)).
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -36,3 +37,24 @@ def _group_bytes(cgroup: Path) -> int | None:
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
         return limit - used + int(stat.get("inactive_file", 0))
     return None
+
+
+def count_memory_nodes(status: Path = STATUS) -> int | None:
+    """Return the number of NUMA nodes this process may allocate on, None if it is not reported.
+
+    From Mems_allowed_list of proc(5), such as `0-1,3`.
+    """
+    try:
+        text = status.read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, nodes = line.partition(":")
+        if name == "Mems_allowed_list":
+            return sum(map(_length, nodes.strip().split(","))) if nodes.strip() else None
+    return None
+
+
+def _length(part: str) -> int:
+    first, dash, last = part.partition("-")
+    return int(last) - int(first) + 1 if dash else 1

@@ -1,4 +1,4 @@
-"""Control requests to an engine: whether it is healthy, what it runs, whether it is busy."""
+"""The gateway's own requests to an engine: health checks, control and a scrape of its series."""
 
 import asyncio
 import contextlib
@@ -6,10 +6,22 @@ import json
 import re
 from typing import Protocol
 
-from engines.base import EngineError, EngineFacts, EngineRequest, EngineResponse
+from engines.base import (
+    EngineError,
+    EngineFacts,
+    EngineProtocolError,
+    EngineRequest,
+    EngineResponse,
+    EngineTimeout,
+)
 from engines.http.response import read_body
 
 MAX_BODY_BYTES = 1024 * 1024
+# vLLM answers from the loop that also tokenizes; Prometheus waits 10 s for the whole gateway.
+SCRAPE_TIMEOUT_S = 2.0
+# vLLM 0.32 writes 56 KB.
+MAX_PAGE_BYTES = 8 * 1024 * 1024
+_METRICS = EngineRequest("GET", "/metrics", ((b"accept", b"text/plain;version=0.0.4"),), b"")
 TIMEOUT_S = 5.0
 # Bounds of what a server is believed to say of itself.
 MAX_FACT_CHARS = 64
@@ -142,3 +154,20 @@ def _is_short(text: str) -> bool:
 
 def _dict(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
+
+
+async def scrape_metrics(sender: RequestSender) -> bytes:
+    """Return the body of GET /metrics. Raises EngineError, after SCRAPE_TIMEOUT_S at the latest."""
+    try:
+        async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+            response = await sender.send(_METRICS)
+            with contextlib.closing(response):
+                if response.status != 200:
+                    raise EngineProtocolError(f"GET /metrics: status {response.status}")
+                if any(name == b"content-encoding" for name, _ in response.headers):
+                    raise EngineProtocolError("GET /metrics: unrequested content encoding")
+                return await read_body(response, MAX_PAGE_BYTES)
+    except TimeoutError:
+        raise EngineTimeout(
+            f"GET /metrics: no complete response in {SCRAPE_TIMEOUT_S:g} s"
+        ) from None

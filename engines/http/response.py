@@ -10,7 +10,7 @@ from engines.base import EngineError, EngineProtocolError, EngineResponse
 HIGH_WATER = 256 * 1024
 
 
-class Source(Protocol):
+class ResponseSource(Protocol):
     """The producer of a response's bytes: a connection, or an application in this process."""
 
     def resume(self) -> None:
@@ -38,11 +38,11 @@ class ResponseBody:
         "status",
     )
 
-    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, source: ResponseSource, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._loop = loop
-        self._source: Source | None = source
+        self._source: ResponseSource | None = source
         self._chunks: list[bytes] = []
         self._size = 0
         self._complete = False

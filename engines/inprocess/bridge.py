@@ -80,7 +80,7 @@ class _Exchange(MovingDeadline):
         elif not head.done():
             head.set_exception(error)
 
-    # The `Source` of the response
+    # The `ResponseSource` of the response
 
     def abort(self) -> None:
         if not self._over:

@@ -15,7 +15,7 @@ from engines.process.engine import (
     vllm_runs_on_cpu,
 )
 from engines.process.host import EngineHost, EngineProcesses, HostUnavailable
-from engines.process.launch import SOCKET, Launch, Origin, running_engines
+from engines.process.launch import SOCKET, Launch, LaunchOrigin, running_engines
 
 __all__ = [
     "QUIET_FLAG",
@@ -24,8 +24,8 @@ __all__ = [
     "EngineProcesses",
     "HostUnavailable",
     "Launch",
+    "LaunchOrigin",
     "LauncherMissing",
-    "Origin",
     "ProcessEngine",
     "SupervisedEngine",
     "running_engines",

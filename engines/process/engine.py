@@ -25,7 +25,7 @@ from engines.gpu import Accelerator, EngineMemory, HostMemory
 from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
 from engines.output import redact_command
 from engines.process.host import EngineHost
-from engines.process.launch import SOCKET, Launch, Origin
+from engines.process.launch import SOCKET, Launch, LaunchOrigin
 from engines.process.local_host import LocalHost
 from engines.process.shared_state import DesiredState
 from engines.process.supervisor import Supervisor
@@ -284,7 +284,9 @@ class ProcessEngine(SupervisedEngine):
             env=env or {},
             keep=keep,
             withheld=withheld,
-            origin=None if mark is None else Origin(mark, None if gpus is None else tuple(gpus)),
+            origin=None
+            if mark is None
+            else LaunchOrigin(mark, None if gpus is None else tuple(gpus)),
         )
         address = Address(uds=str(launch.socket))
         super().__init__(

@@ -22,7 +22,7 @@ SOCKET = "http.sock"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class LaunchOrigin:
     """The configuration that an engine was started from, for a gateway that finds it running.
 
     Its name does not identify that: an engine that replaced another in a reload has another name.
@@ -49,7 +49,7 @@ class Launch:
     keep: bool
     # Variables that it does not inherit; a reload may add some.
     withheld: Collection[str] = ()
-    origin: Origin | None = None
+    origin: LaunchOrigin | None = None
     # What it takes of a cluster; another place needs another start.
     place: str = ""
 
@@ -130,17 +130,17 @@ class Launch:
             return EngineFacts(), None
 
 
-def running_engines(run_dir: Path) -> dict[str, Origin]:
+def running_engines(run_dir: Path) -> dict[str, LaunchOrigin]:
     """Return the engines that run in a run directory, by name, with their origin.
 
     Engines without a readable origin, or in a directory of another user, are left out.
     """
-    found: dict[str, Origin] = {}
+    found: dict[str, LaunchOrigin] = {}
     for file in sorted(run_dir.glob(f"*/{ORIGIN}")):
         directory = file.parent
         if is_running(directory):
             with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
                 data = json.loads(file.read_text())
                 gpus = None if data["gpus"] is None else tuple(map(int, data["gpus"]))
-                found[directory.name] = Origin(str(data["mark"]), gpus)
+                found[directory.name] = LaunchOrigin(str(data["mark"]), gpus)
     return found

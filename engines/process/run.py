@@ -51,7 +51,7 @@ class Failure:
     no_place: bool = False
 
 
-class Run:
+class EngineRun:
     """One run of an engine. Use it once."""
 
     def __init__(

@@ -40,7 +40,7 @@ from engines.logs import EngineLogger
 from engines.output import EngineLog, redact_line
 from engines.process.host import EngineHost
 from engines.process.launch import Launch
-from engines.process.run import Failure, Run
+from engines.process.run import EngineRun, Failure
 from engines.process.shared_state import DesiredState, SharedState
 from engines.restarts import GIVEN_UP, RestartBudget
 
@@ -77,7 +77,7 @@ class Supervisor:
         self._log = EngineLog(launch.log)
         self._budget = RestartBudget(launch.spec.restart)
         self._task: asyncio.Task[None] | None = None
-        self._run: Run | None = None  # the present one, else the latest
+        self._run: EngineRun | None = None  # the present one, else the latest
         self.failures = 0
         # The reason why no restart follows, in words that clients may read.
         self.blocked_by: str | None = None
@@ -203,7 +203,7 @@ class Supervisor:
         """Run the engine once; return why it failed, None when it was stopped."""
         self._clearing = False
         self.blocked_by = None
-        self._run = run = Run(
+        self._run = run = EngineRun(
             self._launch,
             self._host,
             self.shared,

@@ -91,7 +91,7 @@ class Watchdog:
 
 def stopped(family: Iterable[tuple[int, ProcessStat]]) -> tuple[int, ...]:
     """Return the pids of the processes that a signal has stopped."""
-    return tuple(pid for pid, one in family if one.state == "T")
+    return tuple(pid for pid, stat in family if stat.state == "T")
 
 
 async def take_sample(guardian: EngineProcesses, probe: EngineProbe, client: Http1Client) -> Sample:

@@ -7,8 +7,7 @@
     protocol    the calls of both, and their results
     actor       runs on the node: starts our guardian with vLLM, and reports
     ranks       the vLLMs of an engine over several nodes: names, flags, what is whole. Pure
-    joined      the processes of an engine over several nodes as those of one
-    merged_log  the log of such an engine
+    joined      the processes and logs of an engine over several nodes as those of one
     headless    a script: runs a rank that does not serve
     placement   what an engine needs and what nodes have. Pure
 

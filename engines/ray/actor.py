@@ -71,7 +71,7 @@ def node_environment(
     chosen = {name: own[name] for name in DEVICES if with_gpus and name in own}
     found = {k: v for k, v in raylet.items() if not k.startswith("RAY_")}
     libraries = re.split("[: ]+", found.pop(PRELOAD, ""))  # ld.so(8) accepts both
-    if kept := ":".join(one for one in libraries if not one.endswith(RAYS_LIBRARY)):
+    if kept := ":".join(path for path in libraries if not path.endswith(RAYS_LIBRARY)):
         found[PRELOAD] = kept
     return {**found, **chosen}
 

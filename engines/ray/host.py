@@ -16,8 +16,7 @@ from engines.logs import EngineLogger
 from engines.process import EngineProcesses, HostUnavailable, Launch
 from engines.ray import protocol
 from engines.ray.cluster import Cluster
-from engines.ray.joined import JoinedProcesses
-from engines.ray.merged_log import MergedLog
+from engines.ray.joined import JoinedProcesses, MergedLog
 from engines.ray.placement import needed_resources, occupied, placement_fault
 from engines.ray.processes import RayProcesses, remove_place
 from engines.ray.protocol import ClusterError, EngineOwned, EngineRefused, Hello, Plan, Result

@@ -1,4 +1,4 @@
-"""The processes of an engine over several nodes, as those of one engine.
+"""The processes and logs of an engine over several nodes, as those of one engine.
 
 vLLM's ranks do not survive each other, and do not notice it either: a rank that waits for another
 in a collective operation may wait for ever, and one that is headless waits for work from a rank 0
@@ -12,9 +12,12 @@ from typing import Protocol
 
 from engines.guard.process_tree import ProcessStat
 from engines.process import EngineProcesses
+from engines.ray.ranks import attributed
 
 # For a killed rank to report its end; one whose actor cannot be reached is given up.
 STOP_S = 20.0
+# A line that is longer, such as one of progress bars, is written in pieces.
+MAX_LINE = 32 * 1024
 
 
 class RankProcesses(EngineProcesses, Protocol):
@@ -152,3 +155,31 @@ def _joined(ranks: Sequence[Mapping[int, ProcessStat]]) -> Mapping[int, ProcessS
             if pid not in found or stat.state == "T":
                 found[pid] = stat
     return found
+
+
+class MergedLog:
+    """Writes whole lines of every rank. Those of rank 0 are as they are, others name their node."""
+
+    def __init__(self, write: Callable[[str], None], sources: Sequence[tuple[int, str]]) -> None:
+        """`sources` has the PID of each rank's vLLM and the address of its node."""
+        self._write = write
+        self._sources = sources
+        # What each rank has written of a line that has not ended.
+        self._open = [""] * len(sources)
+
+    def add(self, rank: int, text: str) -> None:
+        """Add what a rank has written."""
+        *lines, rest = (self._open[rank] + text).split("\n")
+        if len(rest) > MAX_LINE:
+            lines, rest = [*lines, rest], ""
+        self._open[rank] = rest
+        if rank:
+            lines = [attributed(line, rank, *self._sources[rank]) for line in lines]
+        if lines:
+            self._write("".join(f"{line}\n" for line in lines))
+
+    def flush(self) -> None:
+        """Write the lines that have not ended."""
+        for rank, rest in enumerate(self._open):
+            if rest:
+                self.add(rank, "\n")

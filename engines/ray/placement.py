@@ -97,7 +97,7 @@ def _shown(nodes: Sequence[Node]) -> str:
 
 
 def _listed(nodes: Sequence[tuple[str, Mapping[str, float]]]) -> str:
-    largest = sorted(nodes, key=lambda one: (-one[1].get("GPU", 0.0), -one[1].get("CPU", 0.0)))
+    largest = sorted(nodes, key=lambda node: (-node[1].get("GPU", 0.0), -node[1].get("CPU", 0.0)))
     shown = [f"{address} ({resource_words(there)})" for address, there in largest[:MAX_SHOWN]]
     more = len(nodes) - MAX_SHOWN
     return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])

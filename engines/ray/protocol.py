@@ -50,7 +50,7 @@ ERRORS = {error.kind: error for error in (ClusterError, ActorDead, EngineRefused
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the engine of an actor, or its rank."""
+    """The address and key of an actor's engine, or of its rank."""
 
     protocol: int
     pid: int
@@ -76,7 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor starts. The connector fills in the last three for each rank."""
+    """The engine that an actor starts. The connector fills in the last three for each rank."""
 
     owner: str
     owner_name: str

@@ -68,10 +68,10 @@ def members(engine: str, actors: Sequence[str]) -> list[str]:
 
 def is_whole(found: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether actors, as they describe themselves, are all of one start of an engine."""
-    if not found or any("pid" not in one for one in found):
+    if not found or any("pid" not in rank for rank in found):
         return False
-    numbers = [one["rank"] for one in found]
-    return numbers == list(range(found[0]["nodes"])) and len({one["place"] for one in found}) == 1
+    numbers = [rank["rank"] for rank in found]
+    return numbers == list(range(found[0]["nodes"])) and len({rank["place"] for rank in found}) == 1
 
 
 def attributed(line: str, rank: int, pid: int, address: str) -> str:

@@ -1,4 +1,4 @@
-"""What all specifications share: how they are validated, timeouts and restarts."""
+"""The base of all specifications: their validation, timeouts and restarts."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.fleet import engines_page as page_module
-from engines.http import scrape as scrape_module
+from engines.http import probe as scrape_module
 from engines.process import ProcessEngine
 from tests.engines.processes import AT_ONCE, LAUNCHER
 from tests.fakes.vllm import Fake

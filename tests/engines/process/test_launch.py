@@ -8,7 +8,7 @@ import pytest
 
 from engines.guard import process_tree
 from engines.guard.guardian_client import RECORD_FILE
-from engines.process.launch import ORIGIN, Origin, running_engines
+from engines.process.launch import ORIGIN, LaunchOrigin, running_engines
 
 
 def left(run_dir: Path, name: str, origin: object, **differs: object) -> None:
@@ -32,7 +32,10 @@ def test_running_engines_are_found_with_their_origin(tmp_path: Path) -> None:
     left(tmp_path, "demo-1", {"mark": "a", "gpus": None})
     left(tmp_path, "demo-0", {"mark": "b", "gpus": [1, 0]})
     found = running_engines(tmp_path)
-    assert list(found.items()) == [("demo-0", Origin("b", (1, 0))), ("demo-1", Origin("a"))]
+    assert list(found.items()) == [
+        ("demo-0", LaunchOrigin("b", (1, 0))),
+        ("demo-1", LaunchOrigin("a")),
+    ]
 
 
 def test_engine_that_is_stopped_or_without_origin_is_left_out(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Records the token IDs of a stream, and up to which of them its client has the text. No I/O.
 
-`return_token_ids` makes vLLM write the IDs of the prompt into the first chunk and those of the
-answer into each chunk. They are cut out of what the client gets (`token_ids.py`).
+`return_token_ids` makes vLLM (0.32) write the IDs of the prompt into the first chunk and those of
+the answer into each chunk, where it writes null otherwise; for a chat it also sends the chunks of
+tokens that have no text. The lists are cut out, so that the client gets the bytes of a direct call.
+In a JSON string the quotes would be escaped, so text of a model never matches.
 
 A chunk may have IDs and no text: a token that ends inside a character, a mark such as `</think>`,
 the beginning of a tool call. A replay from there would begin inside the character or the call. So
@@ -27,6 +29,13 @@ DONE = b"\ndata: [DONE]"
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 _TOOL_CALLS = b'"tool_calls":['
 _FINISHED = b'"finish_reason":"'
+_LIST_START = b'token_ids":['
+_LIST_MEMBER = re.compile(rb'token_ids":\[[^\]]*\]')
+_NULL = b'token_ids":null'
+# Precedes the IDs in a chunk that exists only because of the flag.
+_NO_TEXT = b'"delta":{},"logprobs":null,"finish_reason":null,"'
+_NO_TEXT_LIST = _NO_TEXT + _LIST_START
+EVENT_END = b"\n\n"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError)
 _ids = msgspec.json.Decoder(list[int])
 
@@ -104,10 +113,10 @@ class Answer:
         """Record whole events, with their IDs, that pass to the client."""
         self._events.append(events)
         if len(self._events) >= BATCH or len(events) >= BATCH_BYTES:
-            self.settle()
+            self.flush()
 
-    def settle(self) -> None:
-        """Take in all events that were added."""
+    def flush(self) -> None:
+        """Search the events that were added since the last batch."""
         events, self._events = b"".join(self._events), []
         self.ended = self.ended or _has_end(events)
         if self.obstacle or not events:
@@ -130,8 +139,23 @@ class Answer:
         self.last_thought = _cut_tail(self.last_thought, count)
 
     @property
+    def replay_obstacle(self) -> str:
+        """The reason why the answer, as of the last flush, cannot be replayed; "" if it can."""
+        if self.obstacle:
+            return self.obstacle
+        if self.finished:
+            return "finished"
+        return "tool_call" if self.in_tool_call else ""
+
+    @property
+    def all_ids(self) -> bytes:
+        """The IDs of the prompt and of the answer so far, as JSON without brackets."""
+        parts = (self.prompt, b",".join(b"%d" % token_id for token_id in self.ids))
+        return b",".join(filter(None, parts))
+
+    @property
     def thought_tokens(self) -> int:
-        """Return the tokens from the first to the last chunk with reasoning."""
+        """The number of tokens from the first to the last chunk with reasoning."""
         first, last = self.first_thought, self.last_thought
         return 0 if first is None or last is None else last.end - first.start
 
@@ -198,3 +222,19 @@ def _cut_tail(tail: Tail | None, count: int) -> Tail | None:
     if tail is None or tail.end <= count:
         return tail
     return Tail(tail.start, count, tail.text)
+
+
+def without_token_ids(events: bytes) -> bytes:
+    """Return whole events without the IDs, and without the events that have nothing else."""
+    start = events.rfind(_LIST_START)
+    if start < 0:
+        return events
+    if events.count(b"\n") == 2:  # one event, the usual case
+        if events.endswith(_NO_TEXT, 0, start):
+            return b""
+        if events.find(_LIST_START, 0, start) < 0:
+            return events[:start] + _NULL + events[events.index(b"]", start) + 1 :]
+    if events.find(_NO_TEXT_LIST) >= 0:
+        kept = [event for event in events.split(EVENT_END) if _NO_TEXT_LIST not in event]
+        events = EVENT_END.join(kept)
+    return _LIST_MEMBER.sub(_NULL, events)

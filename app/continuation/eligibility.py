@@ -30,17 +30,20 @@ A tool call that has begun cannot be replayed either: the parser's state is lost
 responses that the engine stores are never continued.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import msgspec
 
-from app.continuation.compatibility import takes_prompt_ids
 from engines.base import EngineFacts
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 ENDPOINTS = frozenset({CHAT, COMPLETIONS, "/v1/messages", "/v1/responses"})
+# The first vLLM on which a replay was measured to be exact; see `replay.py`.
+_FIRST_WITH_IDS = (0, 32)
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
 # vLLM's `_SAMPLING_EPS`: sampling with a lower temperature is greedy.
 GREEDY_BELOW = 1e-5
 DEFAULT_TEMPERATURE = 1.0
@@ -119,7 +122,7 @@ def choose_ways(
     seeded = value("seed") not in ABSENT
     # Their lists in the chunks are not compared.
     asks_ids = value("return_token_ids") not in (*ABSENT, b"false")
-    reason = _replay_obstacle(endpoint, names, value, greedy=greedy)
+    reason = _why_not_replayed(endpoint, names, value, greedy=greedy)
     # Before, null was no limit of a completion, and a limit has to be reduced.
     by_version = endpoint == CHAT or value("max_tokens") == _NULL
     if not reason and by_version and not takes_prompt_ids(facts):
@@ -127,7 +130,7 @@ def choose_ways(
     return Ways(replay=not reason, verify=(greedy or seeded) and not asks_ids, reason=reason)
 
 
-def _replay_obstacle(
+def _why_not_replayed(
     endpoint: str, names: Iterable[str], value: Callable[[str], bytes], *, greedy: bool
 ) -> str:
     """Return why a request cannot be replayed; "" where it can."""
@@ -144,6 +147,16 @@ def _replay_obstacle(
     if _is_several_prompts(value("prompt")):
         return "several_choices"
     return "" if value("logprobs") in ABSENT else "logprobs"
+
+
+def takes_prompt_ids(facts: EngineFacts) -> bool:
+    """Return whether an engine takes token IDs in place of a chat's messages.
+
+    An engine that says so by its version and then does not is found out by its first answer
+    (`replay.Splice`).
+    """
+    found = _VERSION.match(facts.version or "")
+    return found is not None and (int(found[1]), int(found[2])) >= _FIRST_WITH_IDS
 
 
 def _is_one(value: bytes) -> bool:

@@ -1,13 +1,12 @@
-"""What is recorded of a stream so that it can go on, and the filter of its chunks. No I/O."""
+"""Records a stream so that it can go on at another engine, and filters its chunks. No I/O."""
 
 import enum
 from collections.abc import Callable
 
-from app.continuation.answer import Answer
+from app.continuation.answer import Answer, without_token_ids
 from app.continuation.eligibility import Ways
 from app.continuation.replay import Splice
 from app.continuation.sent_text import SentText
-from app.continuation.token_ids import without_token_ids
 from app.continuation.verification import Diverged, Verification
 
 # Bytes that are kept of a token's text, more than it usually has.
@@ -82,37 +81,35 @@ class Recording:
         return events
 
     @property
-    def ended(self) -> bool:
-        """True if the client has the last event of the stream."""
-        if self.answer is not None:
-            self.answer.settle()
-            return self.answer.ended
-        return self.sent is not None and self.sent.ended
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """The number of tokens of the prompt, as the engine has written them; None: unknown."""
-        if self.answer is None:
-            return None
-        self.answer.settle()
-        return self.answer.prompt_tokens or None
-
-    @property
-    def has_whole_answer(self) -> bool:
-        """True if the client has all tokens of a recorded answer."""
-        if self.answer is None:
-            return False
-        self.answer.settle()
-        return not self.answer.obstacle and self.answer.finished
-
-    @property
     def active(self) -> bool:
         """True if the stream has to pass through it."""
         return self.ways.any or self._on_resumed is not None
 
-    @property
+    def has_ended(self) -> bool:
+        """Return whether the client has the last event of the stream."""
+        recorded = self.sent if self.answer is None else self.answer
+        if recorded is None:
+            return False
+        recorded.flush()
+        return recorded.ended
+
+    def read_prompt_tokens(self) -> int | None:
+        """Return the number of tokens of the prompt, as the engine wrote them; None: unknown."""
+        if self.answer is None:
+            return None
+        self.answer.flush()
+        return self.answer.prompt_tokens or None
+
+    def whole_answer(self) -> Answer | None:
+        """Return the recorded answer if the client has all of its tokens."""
+        answer = self.answer
+        if answer is None:
+            return None
+        answer.flush()
+        return answer if answer.finished and not answer.obstacle else None
+
     def can_go_on(self) -> bool:
-        """False if the stream could not go on if it were interrupted now."""
+        """Return whether the stream could go on if it were interrupted now."""
         return self.choose_way(begun=True)[0] is not Way.NONE
 
     def choose_way(self, *, begun: bool) -> tuple[Way, str]:
@@ -124,12 +121,13 @@ class Recording:
             return Way.VERIFY, ""
         reason = self.ways.reason
         if self.answer is not None:
-            self.answer.settle()
-            reason = _replay_obstacle(self.answer)
+            self.answer.flush()
+            reason = self.answer.replay_obstacle
             if not reason:
                 return Way.REPLAY, ""
         if self.sent is None:
             return Way.NONE, reason
+        self.sent.flush()
         return (Way.NONE, "too_long") if self.sent.unreadable else (Way.VERIFY, "")
 
     def check_end(self) -> None:
@@ -142,26 +140,18 @@ class Recording:
         self._start()
         self._on_resumed = on_resumed
 
-    def begin_replay(self, thought_tokens: int, on_resumed: Callable[[], None]) -> None:
-        """Expect the answer to a replay; `on_resumed` is called at the first new bytes.
+    def begin_replay(
+        self, answer: Answer, thought_tokens: int, on_resumed: Callable[[], None]
+    ) -> None:
+        """Expect the rest of the recorded `answer`; `on_resumed` is called at the first new bytes.
 
         `thought_tokens`: the tokens of the answer so far that are reasoning.
         """
-        assert self.answer is not None
-        self._filter = Splice(self.answer, thought_tokens=thought_tokens, with_ids=self._with_ids)
+        self._filter = Splice(answer, thought_tokens=thought_tokens, with_ids=self._with_ids)
         self._on_resumed = on_resumed
 
-    def begin_verify(self, on_resumed: Callable[[], None]) -> None:
-        """Expect the same answer again; `on_resumed` is called at the first new bytes."""
-        assert self.sent is not None
+    def begin_verify(self, sent: SentText, on_resumed: Callable[[], None]) -> None:
+        """Expect the `sent` text again; `on_resumed` is called at the first new bytes."""
         self.answer = None  # the repeated request asks for no token IDs
-        self._filter = Verification(self.sent)
+        self._filter = Verification(sent)
         self._on_resumed = on_resumed
-
-
-def _replay_obstacle(answer: Answer) -> str:
-    if answer.obstacle:
-        return answer.obstacle
-    if answer.finished:
-        return "finished"
-    return "tool_call" if answer.in_tool_call else ""

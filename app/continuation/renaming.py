@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from app.continuation.dialects import Dialect
+from app.continuation.event_parts import Dialect
 from app.continuation.parts import UNREADABLE
 from app.sse import read_data, with_data
 
@@ -14,7 +14,7 @@ _ID = re.compile(rb'"(?:id|item_id|call_id)":\s*("[^"\\]+")')
 _CREATED_AT = re.compile(rb'("created_at":\s*)([0-9.]+)')
 
 
-class Run:
+class RunIdentity:
     """Members of a stream's events that belong to the run and not to the answer."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -24,7 +24,7 @@ class Run:
 
     @property
     def known(self) -> bool:
-        """Return whether all of them have been seen."""
+        """True if all of them have been seen."""
         return self.created_at is not None if self._dialect.numbered else bool(self.members)
 
     def learn(self, data: bytes) -> None:
@@ -46,10 +46,12 @@ class Renaming:
     of the last event that the client has, -1 if none.
     """
 
-    def __init__(self, dialect: Dialect, first: Run, ids: dict[str, str], last_number: int) -> None:
+    def __init__(
+        self, dialect: Dialect, first: RunIdentity, ids: dict[str, str], last_number: int
+    ) -> None:
         self._dialect = dialect
         self._first = first
-        self._second = Run(dialect)
+        self._second = RunIdentity(dialect)
         self._ids = ids
         self._number = last_number
 

@@ -9,9 +9,8 @@ messages anew; its first chunk shows that, since it has the IDs of the prompt th
 import re
 from collections.abc import Callable, Sequence
 
-from app.continuation.answer import Answer, Tail
+from app.continuation.answer import EVENT_END, Answer, Tail, without_token_ids
 from app.continuation.eligibility import ABSENT, CHAT, COMPLETIONS, WHOLE_NUMBER
-from app.continuation.token_ids import EVENT_END, without_token_ids
 
 # Limits of the output of a request. vLLM's default for completions is OpenAI's.
 _MAXIMA = ("max_tokens", "max_completion_tokens")
@@ -50,11 +49,7 @@ def replay_members(
     `value` returns a member of the request, encoded, b"" if there is none. `default_limit` is the
     model's limit for the output of a chat that sets none. None: no token is left.
     """
-    assert answer.prompt is not None
-    done = len(answer.ids)
-    ids = b"[%b]" % b",".join(
-        filter(None, (answer.prompt, b",".join(b"%d" % i for i in answer.ids)))
-    )
+    done, ids = len(answer.ids), b"[%b]" % answer.all_ids
     if endpoint == CHAT:
         members = {"kv_transfer_params": b'{"prompt_token_ids":%b}' % ids}
     else:
@@ -94,8 +89,7 @@ class Splice:
         self._sent = len(answer.ids)
         self._thought_tokens = thought_tokens
         self._thought_ended = answer.thought_ended
-        prompt = filter(None, (answer.prompt, b",".join(b"%d" % i for i in answer.ids)))
-        self._prompt: bytes | None = b",".join(prompt)  # until the engine has confirmed it
+        self._prompt: bytes | None = answer.all_ids  # until the engine has confirmed it
         self._id = None if answer.id is None else b'"id":"%b"' % answer.id
         self._created = None if answer.created is None else b'"created":%b' % answer.created
 

@@ -2,16 +2,21 @@
 
 The hot path appends whole events to a list; they are parsed in batches. What is recorded is the
 text per channel in UTF-8, one entry per atom, and the last event.
+
+An engine writes thousands of chunks that are equal except for one string, and in `/v1/responses`
+for a sequence number. An event that was parsed once becomes a template: bytes before the text, and
+bytes after it. What stands between in another event has to be the body of a JSON string: an event
+with several texts of one form has unescaped quotes there, and is no match.
 """
 
+import re
 from math import inf
 
 import msgspec
 
-from app.continuation.dialects import DIALECTS
+from app.continuation.event_parts import DIALECTS
 from app.continuation.parts import UNREADABLE, Channel, Part
-from app.continuation.renaming import Run, read_number
-from app.continuation.text_template import TextTemplate, decode_body, make_template
+from app.continuation.renaming import RunIdentity, read_number
 from app.sse import read_data, split_events
 
 # Calls of `add` between two batches.
@@ -20,6 +25,9 @@ _BATCH = 32
 _BATCH_BYTES = 16 * 1024
 # Bytes of a segment's record besides its text, roughly.
 _SEGMENT_BYTES = 256
+
+_NUMBER = b'"sequence_number":'
+_STRING_BODY = re.compile(rb'(?:[^"\\]|\\.)*')
 
 
 class Segment(msgspec.Struct, gc=False):
@@ -30,27 +38,75 @@ class Segment(msgspec.Struct, gc=False):
     text: bytearray | None  # None: an atom
 
 
-class SentText:
-    """What the client of one stream has, by channel.
+class TextTemplate:
+    """An event with a gap where its text is, and another where its number is, if it has one."""
 
-    `endpoint` is the label of the request's endpoint. A stream that cannot be read makes no error
-    here, where nothing has happened yet: `unreadable` then says why it cannot be compared.
+    def __init__(self, part: Part, before: bytes, after: bytes) -> None:
+        self.part = part
+        self._before = before
+        self._length = len(before)
+        between, number, rest = after.partition(_NUMBER)
+        self._numbered = between + number if number else b""
+        self._after = rest.lstrip(b"0123456789") if number else after
+        self._end = -len(self._after)
+
+    def text_body(self, event: bytes) -> bytes | None:
+        """Return the body of the JSON string that is this event's text; None if it differs."""
+        if not event.startswith(self._before) or not event.endswith(self._after):
+            return None
+        text_end = self._end
+        if self._numbered:
+            text_end = event.rfind(self._numbered)
+            number = event[text_end + len(self._numbered) : self._end]
+            if text_end < 0 or not number.isdigit():
+                return None
+        body = event[self._length : text_end]
+        if body.find(b'"') >= 0 and _STRING_BODY.fullmatch(body) is None:
+            return None
+        return body
+
+
+def make_template(event: bytes, parts: list[Part]) -> TextTemplate | None:
+    """Return the template of an event, without its end; None unless it contains one text only."""
+    if len(parts) != 1 or parts[0].text is None or len(parts[0].places) != 1:
+        return None
+    part, name = parts[0], parts[0].places[0][-1]
+    member = msgspec.json.encode(name) + b":"
+    before, found, after = event.partition(member + msgspec.json.encode(part.text))
+    if not found or member in after:
+        return None  # written otherwise, or not the only member of this name
+    return TextTemplate(part, before + member + b'"', b'"' + after)
+
+
+def decode_body(bodies: list[bytes]) -> str:
+    """Return the text of bodies of JSON strings, joined.
+
+    Raises `msgspec.DecodeError` if they are none.
+    """
+    return msgspec.json.decode(b'"' + b"".join(bodies) + b'"', type=str)
+
+
+class SentText:
+    """The text and the atoms that the client of one stream has, by channel.
+
+    A stream that cannot be read makes no error here, where nothing has happened yet: `unreadable`
+    then says why it cannot be compared. All is up to date after `flush`.
     """
 
     def __init__(self, endpoint: str, max_bytes: float = inf) -> None:
-        """`max_bytes` bounds what is recorded; a longer stream cannot be compared.
+        """`endpoint` is a label. `max_bytes` bounds the record; longer streams are not compared.
 
         Raises `KeyError` for an endpoint whose streams cannot be compared.
         """
         self.dialect = DIALECTS[endpoint]
         self._max_bytes = max_bytes
         self.unreadable: str | None = None
-        self._run = Run(self.dialect)
-        self._channels: dict[Channel, list[Segment]] = {}
-        self._size = 0
+        self.run = RunIdentity(self.dialect)
+        self.channels: dict[Channel, list[Segment]] = {}  # in order
+        self.ended = False  # the client has the event with which a stream ends
+        self.size = 0  # bytes of the record
         self._pending: list[bytes] = []
         self._last = b""
-        self._ended = False
         self._templates: dict[tuple[Channel, str], TextTemplate] = {}
 
     def add(self, events: bytes) -> None:
@@ -58,39 +114,10 @@ class SentText:
         pending = self._pending
         pending.append(events)
         if len(pending) >= _BATCH or len(events) >= _BATCH_BYTES:
-            self._read()
+            self.flush()
 
-    @property
-    def size(self) -> int:
-        """Return the bytes that are recorded, without up to 32 chunks that are not parsed yet."""
-        return self._size
-
-    @property
-    def channels(self) -> dict[Channel, list[Segment]]:
-        """Return what the client has, by channel and in order."""
-        self._read()
-        return self._channels
-
-    @property
-    def run(self) -> Run:
-        """Return what identifies the run to the client."""
-        self._read()
-        return self._run
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the client has the event with which a stream ends."""
-        self._read()
-        return self._ended
-
-    @property
-    def last_number(self) -> int:
-        """Return the sequence number of the last event, -1 if there is none."""
-        self._read()
-        number = read_number(read_data(self._last))
-        return -1 if number is None else number
-
-    def _read(self) -> None:
+    def flush(self) -> None:
+        """Parse the events that were added since the last batch."""
         pending, self._pending = self._pending, []
         if not pending or self.unreadable is not None:
             return
@@ -98,14 +125,19 @@ class SentText:
             self._read_events(split_events(b"".join(pending)))
         except UNREADABLE as error:
             self._forget(f"an event of the stream could not be read: {type(error).__name__}")
-        if self._size > self._max_bytes:
+        if self.size > self._max_bytes:
             self._forget("the stream is too long to be compared")
+
+    def read_last_number(self) -> int:
+        """Return the sequence number of the last event, -1 if there is none."""
+        number = read_number(read_data(self._last))
+        return -1 if number is None else number
 
     def _forget(self, why: str) -> None:
         self.unreadable = why
-        self._channels.clear()
+        self.channels.clear()
         self._templates.clear()
-        self._size = 0
+        self.size = 0
 
     def _read_events(self, events: list[bytes]) -> None:
         """Record events; bodies of one template are decoded together, in their channel's order."""
@@ -139,12 +171,12 @@ class SentText:
         data = read_data(event)
         if not data:
             return
-        if not self._run.known:
-            self._run.learn(data)
+        if not self.run.known:
+            self.run.learn(data)
         parts = self.dialect.read_parts(data)
         for part in parts:
             self._record(part)
-            self._ended = self._ended or part.ends
+            self.ended = self.ended or part.ends
         if (template := make_template(event, parts)) is not None:
             self._templates[template.part.channel, template.part.kind] = template
 
@@ -152,18 +184,18 @@ class SentText:
         if part.text is not None:
             self._record_text(part, part.text)
             return
-        segments = self._channels.setdefault(part.channel, [])
+        segments = self.channels.setdefault(part.channel, [])
         segments.append(Segment(part.kind, part.ids, None))
-        self._size += _SEGMENT_BYTES
+        self.size += _SEGMENT_BYTES
 
     def _record_text(self, part: Part, text: str) -> None:
-        segments = self._channels.setdefault(part.channel, [])
+        segments = self.channels.setdefault(part.channel, [])
         new = text.encode()
-        self._size += len(new)
+        self.size += len(new)
         if segments:
             last = segments[-1]
             if last.text is not None and last.kind == part.kind:
                 last.text += new
                 return
         segments.append(Segment(part.kind, part.ids, bytearray(new)))
-        self._size += _SEGMENT_BYTES
+        self.size += _SEGMENT_BYTES

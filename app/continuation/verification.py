@@ -6,8 +6,12 @@ by channel. The event in which the client's text ends is cut. A choice that is a
 waits, so that nothing new reaches the client before everything it has was confirmed.
 """
 
-from app.continuation.cut import cut_event
-from app.continuation.parts import STREAM, UNREADABLE, Channel, Part
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from app.continuation.parts import STREAM, UNREADABLE, Channel, Part, Place
 from app.continuation.renaming import Renaming
 from app.continuation.sent_text import Segment, SentText
 from app.sse import read_data, split_events, with_data
@@ -21,18 +25,15 @@ class Verification:
     """Verifies one regenerated stream against what the client has of the first."""
 
     def __init__(self, sent: SentText) -> None:
+        sent.flush()
         self._sent = sent
         self._dialect = sent.dialect
         self._ids: dict[str, str] = {}
         self._cursors = {name: _Cursor(name, at) for name, at in sent.channels.items()}
-        self._renaming = Renaming(sent.dialect, sent.run, self._ids, sent.last_number)
+        self._renaming = Renaming(sent.dialect, sent.run, self._ids, sent.read_last_number())
         self._held: list[bytes] = []
-        self._caught_up = not self._cursors and sent.unreadable is None
-
-    @property
-    def caught_up(self) -> bool:
-        """Return whether the stream has contained everything that the client has."""
-        return self._caught_up
+        # The stream has contained everything that the client has.
+        self.caught_up = not self._cursors and sent.unreadable is None
 
     def pass_on(self, events: bytes) -> bytes:
         """Return the bytes for the client of these whole events of the new run.
@@ -44,11 +45,11 @@ class Verification:
             raise Diverged(self._sent.unreadable)
         out: list[bytes] = []
         for event in split_events(events):
-            if self._caught_up:
+            if self.caught_up:
                 out.append(self._renaming.rename(event))
             else:
                 self._verify(event)
-                if self._caught_up:
+                if self.caught_up:
                     out += [self._renaming.rename(each) for each in self._held]
                     self._held.clear()
         return b"".join(out)
@@ -72,8 +73,8 @@ class Verification:
         """Return the data of an event without what the client has; empty if it has all of it."""
         parts = self._dialect.read_parts(data)
         rests = [self._compare(part) for part in parts]
-        self._caught_up = all(cursor.at_end for cursor in self._cursors.values())
-        if not self._caught_up and any(
+        self.caught_up = all(cursor.at_end for cursor in self._cursors.values())
+        if not self.caught_up and any(
             rest is None and (part.ends or part.channel == STREAM)
             for part, rest in zip(parts, rests, strict=True)
         ):
@@ -84,7 +85,7 @@ class Verification:
             return data
         if listed := [part.name for part in parts if part.listed]:
             raise Diverged(f"cannot align {listed[0]}")
-        return cut_event(data, parts, rests)
+        return _cut_event(data, parts, rests)
 
     def _compare(self, part: Part) -> str | None:
         """Return the new text of a part, "" if the client has all of it, None if it has none."""
@@ -138,3 +139,47 @@ class _Cursor:
             f"the answer differs in {part.name}{where}, in part {self._position + 1} "
             f"after {self._offset} bytes"
         )
+
+
+def _cut_event(data: bytes, parts: Sequence[Part], rests: Sequence[str | None]) -> bytes:
+    """Return an event's data with only the new part of its answer.
+
+    `rests`: per part the text that is new, "" if the client has all of it, or None if it has none.
+    """
+    document = msgspec.json.decode(data)
+    for part, rest in zip(parts, rests, strict=True):
+        for place in part.places if rest is not None else ():
+            _replace(document, place, rest or "")
+    choices = document.get("choices")
+    if isinstance(choices, list):
+        new = {part.channel for part, rest in zip(parts, rests, strict=True) if rest != ""}
+        document["choices"] = [choice for choice in choices if choice.get("index", 0) in new]
+        for choice in document["choices"]:
+            _drop_empty_calls(choice.get("delta") or {})
+    return msgspec.json.encode(document)
+
+
+def _replace(document: Any, place: Place, rest: str) -> None:
+    """Set a text to its new part; remove a member that is not new, except a completion's text."""
+    for key in place[:-1]:
+        document = document.get(key) if isinstance(document, dict) else document[key]
+        if document is None:
+            return
+    name = place[-1]
+    if rest or name == "text":
+        document[name] = rest
+    else:
+        document.pop(name, None)
+
+
+def _drop_empty_calls(delta: dict[str, Any]) -> None:
+    calls = delta.get("tool_calls")
+    if not isinstance(calls, list):
+        return
+    delta["tool_calls"] = [call for call in calls if _has_content(call)]
+    if not delta["tool_calls"]:
+        del delta["tool_calls"]
+
+
+def _has_content(call: dict[str, Any]) -> bool:
+    return bool(call.get("function")) or call.keys() - {"index", "function"} != set()

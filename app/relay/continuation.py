@@ -16,6 +16,7 @@ from time import perf_counter
 from app.admission import Permit
 from app.continuation import (
     WITH_IDS,
+    Answer,
     Diverged,
     IdDecoder,
     NotReplayed,
@@ -139,11 +140,11 @@ class StreamContinuation:
 
         Raises _Lost.
         """
-        if self._recording.ended:
+        if self._recording.has_ended():
             await self._finish(b"")
             return None
-        if self._calls.plan.rewrite.withhold_usage and self._recording.has_whole_answer:
-            await self._complete()
+        if self._calls.plan.rewrite.withhold_usage and (answer := self._recording.whole_answer()):
+            await self._complete(answer)
             return None
         if deaths >= MAX_DEATHS:
             raise _Lost("died_again")
@@ -258,7 +259,7 @@ class StreamContinuation:
                 if members is None:
                     raise _Lost("finished")
                 thought_tokens = await count_thought(answer, decoder)
-                recording.begin_replay(thought_tokens, self._note_resumed)
+                recording.begin_replay(answer, thought_tokens, self._note_resumed)
                 self._recomputed = answer.prompt_tokens + len(answer.ids)
                 return members
             if recording.sent is None:
@@ -267,15 +268,14 @@ class StreamContinuation:
         if not result.events:
             recording.begin_again(self._note_resumed)
             return {} if recording.answer is None else WITH_IDS
-        recording.begin_verify(self._note_resumed)
+        assert recording.sent is not None
+        recording.begin_verify(recording.sent, self._note_resumed)
         if result.partial_usage is not None:
             self._recomputed = result.partial_usage.prompt + result.partial_usage.completion
         return {}
 
-    async def _complete(self) -> None:
+    async def _complete(self, answer: Answer) -> None:
         """End a stream of which only the end mark is missing, and the usage that is withheld."""
-        answer = self._recording.answer
-        assert answer is not None
         self._way = Way.REPLAY
         self._note_resumed()
         thought = answer.thought_tokens

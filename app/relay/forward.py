@@ -92,8 +92,8 @@ async def _forward_stream(
         if meter.events:
             # Text only: a client is not charged for the comments that it got while it waited.
             bytes_out = exchange.bytes_out - exchange.comment_bytes
-            prompt = call.prompt if recording is None else recording.prompt_tokens or call.prompt
-            result.partial_usage = meter.so_far(prompt, bytes_out)
+            known = None if recording is None else recording.read_prompt_tokens()
+            result.partial_usage = meter.so_far(known or call.prompt, bytes_out)
 
 
 async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: GatewayError) -> None:
@@ -122,5 +122,5 @@ class MovableStream:
         self._recording = recording
 
     def move(self) -> None:
-        if self._recording.can_go_on:
+        if self._recording.can_go_on():
             self._response.interrupt(EngineDrained("the engine is drained"))

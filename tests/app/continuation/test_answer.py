@@ -1,4 +1,4 @@
-"""The IDs of a stream, and where its text ends among them."""
+"""The IDs of a stream, where its text ends among them, and how they are cut out of it."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.continuation.answer import BATCH, Answer, Tail
+from app.continuation.answer import BATCH, Answer, Tail, without_token_ids
 from tests.app.continuation.generated import (
     CHAT,
     COMPLETIONS,
@@ -19,7 +19,7 @@ from tests.app.continuation.generated import (
     grouped,
     made_by,
 )
-from tests.app.continuation.streams import data_of, recorded
+from tests.app.continuation.streams import NAMES, data_of, recorded
 
 PLENTY = 10_000
 
@@ -28,7 +28,7 @@ def record(chunks: Sequence[bytes], max_tokens: int = PLENTY) -> Answer:
     answer = Answer(max_tokens)
     for chunk in chunks:
         answer.add(chunk)
-    answer.settle()
+    answer.flush()
     return answer
 
 
@@ -166,7 +166,7 @@ class TestBounds:
         assert answer.obstacle == "too_long"
         assert (len(answer.ids), answer.prompt) == (0, None)
         answer.add(b"".join(self.EVENTS))
-        answer.settle()
+        answer.flush()
         assert (answer.obstacle, len(answer.ids)) == ("too_long", 0)
 
     def test_stream_without_ids_is_not_known(self) -> None:
@@ -217,5 +217,68 @@ def test_nothing_is_searched_until_a_batch_is_full() -> None:
 def test_end_mark_is_a_line_and_not_a_part_of_a_text(events: bytes, ended: bool) -> None:
     answer = Answer(100)
     answer.add(events)
-    answer.settle()
+    answer.flush()
     assert answer.ended is ended
+
+
+def without_ids(chunks: Sequence[bytes]) -> bytes:
+    return b"".join(map(without_token_ids, chunks))
+
+
+@settings(max_examples=25)
+@given(
+    endpoint=st.sampled_from([CHAT, COMPLETIONS]),
+    said=answers(),
+    widths=WIDTHS,
+    sizes=WIDTHS,
+    options=st.fixed_dictionaries({"usage": st.booleans(), "continuous_usage": st.booleans()}),
+)
+def test_any_grouping_gives_the_bytes_of_a_direct_call(
+    endpoint: str, said: str, widths: list[int], sizes: list[int], options: dict[str, bool]
+) -> None:
+    options["continuous_usage"] &= options["usage"]
+    made = made_by(endpoint, body_of(said))
+    direct = events_of(endpoint, made, ids=False, widths=widths, **options)
+    with_ids = events_of(endpoint, made, ids=True, widths=widths, **options)
+    assert without_ids(grouped(with_ids, sizes)) == b"".join(direct)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_real_stream_with_ids_loses_nothing_but_the_ids(size: int) -> None:
+    """vLLM's own bytes: the two tokens of an empty thought have chunks that a direct call lacks."""
+    events = recorded("chat_token_ids")
+    expected = [
+        event.replace(b'"prompt_token_ids":[1178,276,198,350,281,262,445,316,436,30,1176,198,'
+                      b'1178,272,277,198]', b'"prompt_token_ids":null')
+        for event in events
+        if b'"delta":{},"logprobs":null,"finish_reason":null' not in event
+    ]  # fmt: skip
+    assert len(events) - len(expected) == 2
+    found = without_ids(grouped(events, [size]))
+    assert b'token_ids":[' not in found
+    assert found.count(b'"token_ids":null') == found.count(b'"delta"') - 1
+    for event in expected:
+        start = event.find(b'"token_ids":[')
+        assert (event[:start] if start >= 0 else event) in found
+    assert found.count(b"\n\n") == len(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stream_without_ids_is_unchanged(name: str) -> None:
+    stream = b"".join(recorded(name))
+    assert without_token_ids(stream) is stream
+
+
+def test_text_that_looks_like_ids_is_unchanged() -> None:
+    """A quote in a JSON string is escaped."""
+    made = made_by(CHAT, body_of('"token_ids":[1,2]'))
+    [event] = [
+        event
+        for event in events_of(CHAT, made, ids=True, widths=(100,))
+        if b"content" in event and b"role" not in event
+    ]
+    assert rb'"content":"\"token_ids\":[1,2]"' in without_token_ids(event)
+
+
+def test_comment_passes() -> None:
+    assert without_token_ids(b": keep-alive\n\n") == b": keep-alive\n\n"

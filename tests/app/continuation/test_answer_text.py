@@ -33,7 +33,7 @@ def recorded(*events: bytes) -> Answer:
     answer.add(b'data: {"id":"x","created":1,"choices":[],"prompt_token_ids":[9]}\n\n')
     for event in events:
         answer.add(event)
-    answer.settle()
+    answer.flush()
     return answer
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.continuation.compatibility import compatible, takes_prompt_ids
+from app.continuation import compatible
 from engines.base import EngineFacts
 
 FACTS = EngineFacts(
@@ -49,22 +49,3 @@ def test_two_unknown_versions_are_not_the_same() -> None:
 )
 def test_facts_of_speed_and_size_may_differ(other: dict[str, Any]) -> None:
     assert compatible(FACTS, replace(FACTS, **other))
-
-
-@pytest.mark.parametrize(
-    ("version", "takes"),
-    [
-        ("0.32.0", True),
-        ("v0.32.0", True),
-        ("0.32.1rc1.dev5+gabcdef", True),
-        ("0.100.0", True),
-        ("1.0.0", True),
-        ("0.31.9", False),
-        ("0.9.2", False),
-        ("nightly", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_chats_take_ids_from_vllm_0_32_on(version: str | None, takes: bool) -> None:
-    assert takes_prompt_ids(EngineFacts(version=version)) is takes

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.continuation import eligibility
-from app.continuation.eligibility import ENDPOINTS, REASONS, Ways, choose_ways
+from app.continuation.eligibility import ENDPOINTS, REASONS, Ways, choose_ways, takes_prompt_ids
 from app.telemetry.metrics.gateway_series import CONTINUATION_OUTCOMES
 from engines.base import EngineFacts
 
@@ -225,3 +225,22 @@ def test_every_reason_is_an_outcome_of_the_metric() -> None:
     assert set(CONTINUATION_OUTCOMES["none"]) >= REASONS
     used = {row[-1] for row in ROWS} | {"endpoint", "version", "stored", "beam_search", "logprobs"}
     assert used == REASONS
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [
+        ("0.32.0", True),
+        ("v0.32.0", True),
+        ("0.32.1rc1.dev5+gabcdef", True),
+        ("0.100.0", True),
+        ("1.0.0", True),
+        ("0.31.9", False),
+        ("0.9.2", False),
+        ("nightly", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_chats_take_ids_from_vllm_0_32_on(version: str | None, takes: bool) -> None:
+    assert takes_prompt_ids(EngineFacts(version=version)) is takes

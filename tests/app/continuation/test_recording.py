@@ -1,6 +1,6 @@
 """What is recorded of a stream, and in which way it can go on at each of its moments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -26,6 +26,11 @@ def recording(
     for event in sent:
         one.pass_on(event)
     return one
+
+
+def begin_verify(one: Recording, on_resumed: Callable[[], None] = lambda: None) -> None:
+    assert one.sent is not None
+    one.begin_verify(one.sent, on_resumed)
 
 
 def way(one: Recording) -> tuple[Way, str]:
@@ -59,7 +64,7 @@ def test_replay_is_preferred() -> None:
 def test_stream_without_a_way_ends_with_its_reason() -> None:
     one = recording(NEITHER, events(ids=False)[:4])
     assert way(one) == (Way.NONE, "stop")
-    assert not one.can_go_on
+    assert not one.can_go_on()
     assert not one.active
 
 
@@ -134,7 +139,7 @@ class TestSeam:
         one = recording(VERIFY, stream[:4])
         resumed: list[bool] = []
         way(one)
-        one.begin_verify(lambda: resumed.append(True))
+        begin_verify(one, lambda: resumed.append(True))
         assert b"".join(map(one.pass_on, stream[:4])) == b""
         assert resumed == []
         assert b"".join(map(one.pass_on, stream[4:])) == b"".join(stream[4:])
@@ -145,11 +150,11 @@ class TestSeam:
         one = recording(VERIFY, stream[:3])
         for end in (5, 6):
             way(one)
-            one.begin_verify(lambda: None)
+            begin_verify(one)
             for event in stream[:end]:
                 one.pass_on(event)
         assert way(one) == (Way.VERIFY, "")
-        one.begin_verify(lambda: None)
+        begin_verify(one)
         assert b"".join(map(one.pass_on, stream)) == b"".join(stream[6:])
 
     def test_second_interruption_before_it_has_caught_up_changes_nothing(self) -> None:
@@ -157,15 +162,15 @@ class TestSeam:
         one = recording(VERIFY, stream[:5])
         for end in (2, 4):
             way(one)
-            one.begin_verify(lambda: None)
+            begin_verify(one)
             assert b"".join(map(one.pass_on, stream[:end])) == b""
         way(one)
-        one.begin_verify(lambda: None)
+        begin_verify(one)
         assert b"".join(map(one.pass_on, stream)) == b"".join(stream[5:])
 
     def test_other_answer_is_refused(self) -> None:
         one = recording(VERIFY, events(ids=False)[:5])
         way(one)
-        one.begin_verify(lambda: None)
+        begin_verify(one)
         with pytest.raises(Diverged):
             b"".join(map(one.pass_on, events("<think>other</think>two", ids=False)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.continuation.answer import Answer, Tail
+from app.continuation.answer import Answer, Tail, without_token_ids
 from app.continuation.replay import (
     MAX_HIDDEN,
     NotReplayed,
@@ -16,7 +16,6 @@ from app.continuation.replay import (
     is_end,
     replay_members,
 )
-from app.continuation.token_ids import without_token_ids
 from tests.app.continuation.generated import (
     CHAT,
     COMPLETIONS,
@@ -39,7 +38,7 @@ USAGE: dict[str, Any] = {"usage": True, "continuous_usage": True}
 def record(events: list[bytes], max_tokens: int = PLENTY) -> Answer:
     answer = Answer(max_tokens)
     answer.add(b"".join(events))
-    answer.settle()
+    answer.flush()
     return answer
 
 
@@ -329,6 +328,6 @@ class TestSplice:
         splice = Splice(answer, thought_tokens=2, with_ids=False)
         for event in second:
             splice.pass_on(event)
-        answer.settle()
+        answer.flush()
         assert list(answer.ids) == made_by(CHAT, self.BODY).choices[0][0]
         assert answer.finished

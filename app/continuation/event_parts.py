@@ -1,15 +1,32 @@
-"""Reads the parts of a chunk of chat or completions: an event with choices. Pure."""
+"""Reads the parts of a stream's events, by endpoint. Pure.
 
-from collections.abc import Iterator
-from typing import Any
+A chunk of chat or completions is an event with choices. An event of `/v1/messages` or
+`/v1/responses` names its type; a stream has one answer there, whose parts follow each other. Its
+text comes in delta events of one member each, and all other events are atoms.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
-from app.continuation.parts import STREAM, Channel, Part, Place, list_tokens, make_atom
+from app.continuation.parts import (
+    DONE,
+    STREAM,
+    Channel,
+    Part,
+    Place,
+    list_tokens,
+    make_atom,
+)
+
+# The only channel of an endpoint with one answer per stream.
+_ANSWER = 0
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Decoding fails for members that are not named here: they are read as atoms."""
+    """Decoding fails for other events and for members not named here: they are read as atoms."""
 
 
 class _Function(_Strict):
@@ -110,18 +127,14 @@ def _read_delta(index: int, at: Place, delta: _Delta, parts: list[Part]) -> None
     if delta.role is not None:
         parts.append(Part(index, f"role {delta.role}", None, (), ((*at, "role"),)))
     twice = delta.reasoning == delta.reasoning_content  # one text under two names
-    if delta.reasoning:
-        places: tuple[Place, ...] = ((*at, "reasoning"),)
-        if twice:
+    for name in ("reasoning", "reasoning_content", "content", "refusal"):
+        text: str | None = getattr(delta, name)
+        if not text or (twice and name == "reasoning_content"):
+            continue
+        places: tuple[Place, ...] = ((*at, name),)
+        if twice and name == "reasoning":
             places += ((*at, "reasoning_content"),)
-        parts.append(Part(index, "reasoning", delta.reasoning, (), places))
-    if delta.reasoning_content and not twice:
-        places = ((*at, "reasoning_content"),)
-        parts.append(Part(index, "reasoning_content", delta.reasoning_content, (), places))
-    if delta.content:
-        parts.append(Part(index, "content", delta.content, (), ((*at, "content"),)))
-    if delta.refusal:
-        parts.append(Part(index, "refusal", delta.refusal, (), ((*at, "refusal"),)))
+        parts.append(Part(index, name, text, (), places))
     for position, call in enumerate(delta.tool_calls or ()):
         parts += _read_call(index, (*at, "tool_calls", position), call)
 
@@ -147,6 +160,10 @@ def _logprob_tokens(logprobs: dict[str, Any]) -> list[Any]:
     entries = logprobs.get("content")
     if not isinstance(entries, list):
         return []
+    return _tokens_of(entries)
+
+
+def _tokens_of(entries: list[Any]) -> list[Any]:
     return [entry.get("token") if isinstance(entry, dict) else entry for entry in entries]
 
 
@@ -179,3 +196,120 @@ def _take(document: Any, shape: type[_Strict], channel: Channel, at: Place) -> I
         if value is not None:
             # An error ends the stream.
             yield make_atom(channel, name, value, (*at, name), ends=name == "error")
+
+
+class _Text(_Strict, tag="text_delta"):
+    text: str
+
+
+class _Thinking(_Strict, tag="thinking_delta"):
+    thinking: str
+
+
+class _Input(_Strict, tag="input_json_delta"):
+    partial_json: str
+
+
+class _BlockDelta(_Strict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: _Text | _Thinking | _Input
+
+
+class _ResponseDelta(_Strict):
+    """A delta of any of the types of text of a response."""
+
+    type: str
+    delta: str
+    sequence_number: int | None = None
+    output_index: int = 0
+    content_index: int = 0
+    summary_index: int = 0
+    item_id: str | None = None
+    logprobs: list[Any] | None = None
+    obfuscation: str | None = None
+
+
+_block_delta = msgspec.json.Decoder(_BlockDelta)
+_response_delta = msgspec.json.Decoder(_ResponseDelta)
+
+_MESSAGE_ENDS = frozenset({"message_stop", "error"})
+_RESPONSE_ENDS = frozenset(
+    {"response.completed", "response.failed", "response.incomplete", "error"}
+)
+
+
+def read_message_event(data: bytes) -> list[Part]:
+    """Return the parts of an event of `/v1/messages`: at most one.
+
+    Raises one of `UNREADABLE` if it is no such event.
+    """
+    try:
+        event = _block_delta.decode(data)
+    except msgspec.ValidationError:
+        return _read_other(data, _MESSAGE_ENDS)
+    delta = event.delta
+    if isinstance(delta, _Text):
+        name, text = "text", delta.text
+    elif isinstance(delta, _Thinking):
+        name, text = "thinking", delta.thinking
+    else:
+        name, text = "partial_json", delta.partial_json
+    if not text:
+        return []
+    return [Part(_ANSWER, f"{name} {event.index}", text, (), (("delta", name),))]
+
+
+def read_response_event(data: bytes) -> list[Part]:
+    """Return the parts of an event of `/v1/responses`: its text or atom, and tokens of logprobs.
+
+    Raises one of `UNREADABLE` if it is no such event.
+    """
+    try:
+        event = _response_delta.decode(data)
+    except msgspec.ValidationError:
+        return _read_other(data, _RESPONSE_ENDS)
+    parts = []
+    if event.delta:
+        place: Place = ("delta",)
+        of = f"{event.type} {event.output_index} {event.content_index} {event.summary_index}"
+        ids = () if event.item_id is None else (event.item_id,)
+        parts.append(Part(_ANSWER, of, event.delta, ids, (place,)))
+    if event.logprobs:
+        parts.append(list_tokens(_ANSWER, "logprobs", _tokens_of(event.logprobs)))
+    return parts
+
+
+def _read_other(data: bytes, ends: frozenset[str]) -> list[Part]:
+    document = msgspec.json.decode(data, type=dict[str, Any])
+    name = str(document.get("type"))
+    if name == "ping":
+        return []
+    return [make_atom(_ANSWER, name, document, ends=name in ends)]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Reads the events of one endpoint's stream, and says how they are renamed."""
+
+    read: Callable[[bytes], list[Part]]
+    # Members at the top of every event that belong to the run, not to the answer.
+    run_members: tuple[str, ...] = ()
+    # The events are numbered, and contain the time of creation in a response object.
+    numbered: bool = False
+
+    def read_parts(self, data: bytes) -> list[Part]:
+        """Return the parts of an event's data.
+
+        Raises one of `UNREADABLE` if the data is not of this dialect.
+        """
+        return [DONE] if data == b"[DONE]" else self.read(data)
+
+
+_CHOICES = Dialect(read_chunk, run_members=("id", "created"))
+DIALECTS = {
+    "/v1/chat/completions": _CHOICES,
+    "/v1/completions": _CHOICES,
+    "/v1/messages": Dialect(read_message_event),
+    "/v1/responses": Dialect(read_response_event, numbered=True),
+}

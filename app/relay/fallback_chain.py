@@ -15,7 +15,7 @@ from app.errors import (
     RateLimited,
 )
 from app.relay.services import RelayServices
-from app.residency import StartWait, Step, next_step
+from app.residency import NextStep, StartWait, Use, Wait, next_step
 from app.routing import Model
 
 # The errors by which a model cannot serve a request, before any of its response has been sent. The
@@ -52,8 +52,8 @@ class FallbackChain:
         """Seconds for which the request may still wait for its model."""
         return self._waits_until - asyncio.get_running_loop().time()
 
-    def step(self) -> Step | int:
-        """Return what to do next: see `app.residency.forecast.next_step`."""
+    def next_step(self) -> NextStep:
+        """Return the next step: see `app.residency.forecast`."""
         catalogue, forecasts = self._services.catalogue, self._services.forecasts
         models = map(self._find, self._left)
         return next_step(
@@ -69,7 +69,7 @@ class FallbackChain:
 
     def yields(self) -> bool:
         """Return whether a fallback serves the request sooner than the requested model."""
-        return isinstance(self.step(), int)
+        return isinstance(self.next_step(), Use)
 
     async def wait(self) -> StartWait:
         """Return when the next step is another than to wait. Raises EngineOverloaded."""
@@ -77,7 +77,7 @@ class FallbackChain:
         return await self._services.starts.wait(model.name, model.max_waiting, self._waited)
 
     def _waited(self) -> bool:
-        return self._services.admission.draining or self.step() is not Step.WAIT
+        return self._services.admission.draining or self.next_step() != Wait()
 
     def _find(self, name: str) -> Model | None:
         model = self._services.catalogue.get(name)

@@ -1,5 +1,8 @@
 """Serves a request whose model could not: by a fallback, or by that model once it is up."""
 
+from collections.abc import Coroutine
+from typing import Any
+
 from app.auth import Principal
 from app.errors import EngineFailed, EngineTooSlow, EngineUnavailable, GatewayError
 from app.limits import LimitRequest
@@ -9,7 +12,7 @@ from app.relay.request_context import RequestContext
 from app.relay.request_plan import plan_request
 from app.relay.services import RelayServices
 from app.request_body import BodyPlan, ParsedBody, reserved_tokens
-from app.residency import Step
+from app.residency import Ask, GiveUp, Use, Wait
 from app.routing import Model
 from app.settings import NO_LIMITS
 from app.telemetry import LOAD_WAIT
@@ -20,7 +23,17 @@ MAX_RETURNS = 2
 
 
 class Fallback:
-    """The way of one request after its model could not serve it. Use it once."""
+    """Serves one request after its model could not. Use it once.
+
+    | next step                          | what follows                                           |
+    |------------------------------------|--------------------------------------------------------|
+    | Wait for a model that starts       | the request waits for the start, then decides again    |
+    | Wait for a model on demand, or Ask | it goes to its own model, at most MAX_RETURNS times    |
+    | Use                                | it goes to this fallback, and may come back            |
+    | GiveUp                             | it goes to the first fallback left, and never back     |
+
+    A request that was at an engine gives up: it may be the cause of the failure.
+    """
 
     def __init__(
         self,
@@ -29,65 +42,72 @@ class Fallback:
         request: RequestContext,
         model_request: ModelRequest,
         chain: FallbackChain | None,
+        fault: GatewayError,
     ) -> None:
-        """`chain` is None where the request has no fallbacks."""
+        """`chain` is None where the request has no fallbacks. `fault` is its own model's."""
         self._services = services
         self._principal = principal
         self._request = request
         self._model_request = model_request
         self._chain = chain
-        # The request waits for its model only while nothing of it has reached an engine.
-        self._may_wait = False
+        self._fault = fault
+        self._may_wait = isinstance(fault, EngineUnavailable)
         self._yielded = False  # it has left its model for a fallback that is up sooner
         self._returns_left = MAX_RETURNS
 
-    async def serve(self, plan: BodyPlan, limits: LimitRequest, fault: GatewayError) -> None:
-        """Serve the request, which failed with `fault` at its own model. Raises GatewayError."""
-        request, requested, chain = self._request, plan.model, self._chain
-        request.timeline.failed(requested.name, fault.code)
-        self._may_wait = isinstance(fault, EngineUnavailable)
+    async def serve(self, plan: BodyPlan, limits: LimitRequest) -> None:
+        """Serve the request. Raises the error of its own model if no model serves it."""
+        requested, chain, at_model = plan.model, self._chain, self._model_request
+        self._request.timeline.failed(requested.name, self._fault.code)
         # While the gateway drains, no model gives a permit.
         while chain is not None and chain.any_left and not self._services.admission.draining:
-            step = chain.step() if self._may_wait else Step.GIVE_UP
-            model: Model | None = None
-            try:
-                if step is Step.WAIT and not requested.on_demand:
-                    await self._model_request.wait(LOAD_WAIT, chain.wait())
-                    continue
-                if step is Step.WAIT or step is Step.ASK:
+            match chain.next_step() if self._may_wait else GiveUp():
+                case Wait() if not requested.on_demand:
+                    await self._try_own(requested, at_model.wait(LOAD_WAIT, chain.wait()))
+                case Wait() | Ask():
                     self._returns_left -= 1
                     self._may_wait = self._returns_left > 0
-                    await self._model_request.serve(plan, limits, chain=chain)
-                    return
-                self._may_wait = self._yielded = self._may_wait and step is not Step.GIVE_UP
-                model = chain.take(0 if step is Step.GIVE_UP else step)
-                if model is None:
-                    continue
-                self._services.metrics.fallbacks.add((requested.name, model.name))
-                await self._serve_fallback(plan.body, model)
-                return
-            except CANNOT_SERVE as error:
-                request.timeline.failed(requested.name, error.code)
-                if model is None:  # the requested model's
-                    fault = error.with_traceback(None)
-                    self._may_wait = self._may_wait and isinstance(error, EngineUnavailable)
-                elif isinstance(error, (EngineFailed, EngineTooSlow)):
-                    self._may_wait = False  # the request may be the cause
-        await self._wait_without_fallbacks(plan, limits, fault)
-
-    async def _wait_without_fallbacks(
-        self, plan: BodyPlan, limits: LimitRequest, fault: GatewayError
-    ) -> None:
-        """Serve by the requested model after all, if the request left it for fallbacks that failed.
-
-        Raises `fault` otherwise: the client gets the error of the model that it asked for.
-        """
-        requested = plan.model
+                    if await self._try_own(requested, at_model.serve(plan, limits, chain=chain)):
+                        return
+                case Use(index):
+                    self._yielded = True
+                    if await self._try_fallback(requested, chain.take(index), plan.body):
+                        return
+                case GiveUp():
+                    self._may_wait = False
+                    if await self._try_fallback(requested, chain.take(0), plan.body):
+                        return
+        # It left its own model for fallbacks that failed.
         self._request.model = requested.name
-        left_it = self._may_wait and self._yielded and requested.on_demand
-        if not left_it or self._services.admission.draining:
-            raise fault
-        await self._model_request.serve(plan, limits, chain=self._chain)
+        left = self._may_wait and self._yielded and requested.on_demand
+        if not left or self._services.admission.draining:
+            raise self._fault
+        await at_model.serve(plan, limits, chain=chain)
+
+    async def _try_own(self, requested: Model, attempt: Coroutine[Any, Any, object]) -> bool:
+        """Return whether an attempt at the requested model succeeded."""
+        try:
+            await attempt
+        except CANNOT_SERVE as error:
+            self._request.timeline.failed(requested.name, error.code)
+            self._fault = error.with_traceback(None)
+            self._may_wait = self._may_wait and isinstance(error, EngineUnavailable)
+            return False
+        return True
+
+    async def _try_fallback(self, requested: Model, model: Model | None, body: ParsedBody) -> bool:
+        """Return whether a fallback served the request; None: it cannot serve it."""
+        if model is None:
+            return False
+        self._services.metrics.fallbacks.add((requested.name, model.name))
+        try:
+            await self._serve_fallback(body, model)
+        except CANNOT_SERVE as error:
+            self._request.timeline.failed(requested.name, error.code)
+            if isinstance(error, (EngineFailed, EngineTooSlow)):
+                self._may_wait = False
+            return False
+        return True
 
     async def _serve_fallback(self, body: ParsedBody, model: Model) -> None:
         """Serve by a fallback, within its own limits. Raises CANNOT_SERVE.

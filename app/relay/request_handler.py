@@ -127,8 +127,8 @@ async def _serve(
                 # A traceback would keep the body until the next garbage collection.
                 fault = error.with_traceback(None)
                 chain = chain or _fallback_chain(services, principal, request, model)
-                fallback = Fallback(services, principal, request, model_request, chain)
-                await fallback.serve(plan, limits, fault)
+                fallback = Fallback(services, principal, request, model_request, chain, fault)
+                await fallback.serve(plan, limits)
             finally:
                 if keep_alive is not None:
                     keep_alive.stop()

@@ -5,7 +5,17 @@
 wait for an engine that is starting anyway.
 """
 
-from app.residency.forecast import UP, Forecast, Step, next_step, remaining_s
+from app.residency.forecast import (
+    UP,
+    Ask,
+    Forecast,
+    GiveUp,
+    NextStep,
+    Use,
+    Wait,
+    next_step,
+    remaining_s,
+)
 from app.residency.loader import OnDemandLoader
 from app.residency.model_lease import ModelLease
 from app.residency.model_state import OnDemandModel
@@ -14,14 +24,18 @@ from app.residency.start_waits import StartWait, StartWaits
 
 __all__ = [
     "UP",
+    "Ask",
     "Forecast",
+    "GiveUp",
     "ModelLease",
+    "NextStep",
     "OnDemandLoader",
     "OnDemandModel",
     "Residency",
     "StartWait",
     "StartWaits",
-    "Step",
+    "Use",
+    "Wait",
     "next_step",
     "remaining_s",
 ]

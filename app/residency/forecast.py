@@ -14,7 +14,6 @@ A start of unknown duration counts as the first to be up: it has begun, and the 
 request waits longer than `left_s`; after that the fallbacks are tried in order.
 """
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,12 +35,30 @@ class Forecast:
 UP = Forecast(0.0)
 
 
-class Step(enum.Enum):
-    """Next step of a request that was not served yet."""
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send the request to the requested model."""
 
-    ASK = enum.auto()  # send it to the requested model
-    WAIT = enum.auto()
-    GIVE_UP = enum.auto()  # stop waiting; try the fallbacks in order
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for the requested model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Send the request to a fallback."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop waiting; try the fallbacks in order."""
+
+
+# The next step of a request that was not served yet.
+NextStep = Ask | Wait | Use | GiveUp
 
 
 def remaining_s(elapsed_s: float, expected_s: float | None) -> float | None:
@@ -58,23 +75,23 @@ def next_step(
     *,
     left_s: float,
     queued: bool,
-) -> Step | int:
-    """Return the next step, or the index of the fallback to use.
+) -> NextStep:
+    """Return the next step of a request.
 
     `left_s` is the remaining time that the request may wait; `queued` says that a load which begins
     now has to wait for others.
     """
     if asked is None:
-        return Step.GIVE_UP
+        return GiveUp()
     if asked.up:
-        return Step.ASK
+        return Ask()
     for index, fallback in enumerate(fallbacks):
         if fallback is not None and fallback.up:
-            return index
+            return Use(index)
     if left_s <= 0:
-        return Step.GIVE_UP
+        return GiveUp()
     if queued or asked.in_s is None:
-        return Step.WAIT
+        return Wait()
     sooner = (
         (fallback.in_s, index)
         for index, fallback in enumerate(fallbacks)
@@ -82,4 +99,4 @@ def next_step(
         if fallback.in_s is not None and fallback.in_s < asked.in_s
     )
     _, index = min(sooner, default=(0.0, -1))
-    return Step.WAIT if index < 0 else index
+    return Wait() if index < 0 else Use(index)

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.residency.forecast import UP, Forecast, Step, next_step, remaining_s
+from app.residency.forecast import (
+    UP,
+    Ask,
+    Forecast,
+    GiveUp,
+    NextStep,
+    Use,
+    Wait,
+    next_step,
+    remaining_s,
+)
 
 SECONDS = st.floats(0.01, 3600)
 LOADING = Forecast(20.0)
@@ -28,44 +38,44 @@ def step(
     *fallbacks: Forecast | None,
     left_s: float = 300.0,
     queued: bool = False,
-) -> Step | int:
+) -> NextStep:
     return next_step(asked, fallbacks, left_s=left_s, queued=queued)
 
 
 class TestStep:
     @pytest.mark.parametrize("asked", [LOADING, UNKNOWN, cold(5.0), cold(None)])
     def test_fallback_that_is_up_serves_while_the_model_comes_up(self, asked: Forecast) -> None:
-        assert step(asked, cold(1.0), LOADING, UP, UP) == 2
+        assert step(asked, cold(1.0), LOADING, UP, UP) == Use(2)
 
     def test_model_that_is_up_again_comes_before_its_fallbacks(self) -> None:
-        assert step(UP, UP) is Step.ASK
-        assert step(UP, UP, left_s=-1.0) is Step.ASK
+        assert step(UP, UP) == Ask()
+        assert step(UP, UP, left_s=-1.0) == Ask()
 
     def test_request_waits_when_the_fallback_would_load_longer(
         self,
     ) -> None:
-        assert step(Forecast(22.0), cold(26.0)) is Step.WAIT
+        assert step(Forecast(22.0), cold(26.0)) == Wait()
 
     def test_fallback_that_loads_faster_is_loaded(self) -> None:
-        assert step(Forecast(60.0), cold(30.0), cold(10.0), cold(None)) == 1
+        assert step(Forecast(60.0), cold(30.0), cold(10.0), cold(None)) == Use(1)
 
     def test_fallback_that_would_load_after_the_model_is_not_sooner(self) -> None:
-        assert step(Forecast(60.0), cold(1.0), queued=True) is Step.WAIT
+        assert step(Forecast(60.0), cold(1.0), queued=True) == Wait()
 
     def test_start_of_unknown_duration_wins(self) -> None:
-        assert step(UNKNOWN, cold(1.0)) is Step.WAIT
-        assert step(LOADING, cold(None)) is Step.WAIT
+        assert step(UNKNOWN, cold(1.0)) == Wait()
+        assert step(LOADING, cold(None)) == Wait()
 
     def test_request_waits_for_a_fallback_that_starts_by_itself(self) -> None:
-        assert step(Forecast(60.0), Forecast(1.0)) is Step.WAIT
+        assert step(Forecast(60.0), Forecast(1.0)) == Wait()
 
     @pytest.mark.parametrize("fallback", [UP, LOADING, cold(1.0), None])
     def test_order_decides_when_the_model_is_not_coming_up(self, fallback: Forecast) -> None:
-        assert step(None, cold(1.0), fallback) is Step.GIVE_UP
+        assert step(None, cold(1.0), fallback) == GiveUp()
 
     def test_no_wait_beyond_the_timeout(self) -> None:
-        assert step(LOADING, cold(26.0), left_s=0.0) is Step.GIVE_UP
-        assert step(LOADING, cold(26.0), UP, left_s=0.0) == 1
+        assert step(LOADING, cold(26.0), left_s=0.0) == GiveUp()
+        assert step(LOADING, cold(26.0), UP, left_s=0.0) == Use(1)
 
     @given(FORECASTS, st.lists(FORECASTS, max_size=4), st.floats(-10, 600), st.booleans())
     def test_decision_is_never_worse_than_the_forecasts(
@@ -77,24 +87,25 @@ class TestStep:
     ) -> None:
         decided = next_step(asked, fallbacks, left_s=left_s, queued=queued)
         ups = [one for one in fallbacks if one is not None and one.up]
-        if decided is Step.ASK:
-            assert asked == UP
-        elif decided is Step.WAIT:
-            assert asked is not None
-            assert left_s > 0
-            assert not ups
-        elif decided is Step.GIVE_UP:
-            assert asked is None or (left_s <= 0 and not ups)
-        else:
-            chosen = fallbacks[decided]
-            assert chosen is not None
-            assert asked is not None
-            if not chosen.up:
-                assert chosen.cold
-                assert not queued
-                assert chosen.in_s is not None
-                assert asked.in_s is not None
-                assert chosen.in_s < asked.in_s
+        match decided:
+            case Ask():
+                assert asked == UP
+            case Wait():
+                assert asked is not None
+                assert left_s > 0
+                assert not ups
+            case GiveUp():
+                assert asked is None or (left_s <= 0 and not ups)
+            case Use(index):
+                chosen = fallbacks[index]
+                assert chosen is not None
+                assert asked is not None
+                if not chosen.up:
+                    assert chosen.cold
+                    assert not queued
+                    assert chosen.in_s is not None
+                    assert asked.in_s is not None
+                    assert chosen.in_s < asked.in_s
 
 
 class TestRemaining:
@@ -118,6 +129,6 @@ class TestRemaining:
         """A start that hangs: the fallback is loaded once it is late by the fallback's load."""
         late_s = load_s * (1 + tick)
         now = expected_s + late_s
-        assert step(Forecast(remaining_s(now, expected_s)), cold(load_s)) == 0
+        assert step(Forecast(remaining_s(now, expected_s)), cold(load_s)) == Use(0)
         early = expected_s + load_s * tick
-        assert step(Forecast(remaining_s(early, expected_s)), cold(load_s)) is Step.WAIT
+        assert step(Forecast(remaining_s(early, expected_s)), cold(load_s)) == Wait()

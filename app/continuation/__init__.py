@@ -8,11 +8,10 @@ of an answer is in `sent_text`, its comparison with a repeated answer in `verifi
 
 from app.continuation.answer import Answer
 from app.continuation.answer_text import IdDecoder, count_thought, cut_at_text
-from app.continuation.compatibility import compatible
 from app.continuation.eligibility import ENDPOINTS, REASONS, Ways, choose_ways
-from app.continuation.recording import Recording, Way
+from app.continuation.recording import CannotGoOn, Recording, Repeat, Replay, Verify, Way
 from app.continuation.replay import WITH_IDS, NotReplayed, replay_members
-from app.continuation.target import Origin, choose_target, may_come
+from app.continuation.target import Origin, choose_target, compatible, may_come
 from app.continuation.verification import Diverged
 
 __all__ = [
@@ -20,11 +19,15 @@ __all__ = [
     "REASONS",
     "WITH_IDS",
     "Answer",
+    "CannotGoOn",
     "Diverged",
     "IdDecoder",
     "NotReplayed",
     "Origin",
     "Recording",
+    "Repeat",
+    "Replay",
+    "Verify",
     "Way",
     "Ways",
     "choose_target",

@@ -2,50 +2,85 @@
 
 import enum
 from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
 
 from app.continuation.answer import Answer, without_token_ids
 from app.continuation.eligibility import Ways
 from app.continuation.replay import Splice
 from app.continuation.sent_text import SentText
+from app.continuation.target import Origin
 from app.continuation.verification import Diverged, Verification
+from app.routing import ContinuationTerms
 
 # Bytes that are kept of a token's text, more than it usually has.
 TOKEN_BYTES = 8
 
 
 class Way(enum.StrEnum):
-    """How a stream goes on; the words are those of the metric."""
+    """A way in which streams go on; the words are those of the metric."""
 
     REPLAY = "replay"
     VERIFY = "verify"
     NONE = "none"
 
 
+class Replay(msgspec.Struct, frozen=True):
+    """The answer's token IDs become the prompt of the next engine."""
+
+    way: ClassVar[Way] = Way.REPLAY
+    answer: Answer
+
+
+class Verify(msgspec.Struct, frozen=True):
+    """The same request is sent again, and its answer compared with what the client has."""
+
+    way: ClassVar[Way] = Way.VERIFY
+    sent: SentText
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    """The same request is sent again: the client has nothing of the answer."""
+
+    way: ClassVar[Way] = Way.VERIFY
+
+
+class CannotGoOn(msgspec.Struct, frozen=True):
+    """The stream ends; `reason` is one of a bounded number of words."""
+
+    way: ClassVar[Way] = Way.NONE
+    reason: str
+
+
 class Recording:
     """One stream, from its first chunk at the first engine to its end at the last."""
 
     __slots__ = (
-        "_endpoint", "_filter", "_max_tokens", "_on_resumed", "_with_ids", "answer", "calls_tools",
-        "sent", "shows_tokens", "ways",
+        "_endpoint", "_filter", "_on_resumed", "_with_ids", "answer", "calls_tools", "origin",
+        "sent", "shows_tokens", "terms", "ways",
     )  # fmt: skip
 
     def __init__(
         self,
         endpoint: str,
         ways: Ways,
-        max_tokens: int,
+        terms: ContinuationTerms,
+        origin: Origin,
         *,
         with_ids: bool = False,
         shows_tokens: bool = False,
         calls_tools: bool = False,
     ) -> None:
-        """`with_ids`: the client asked for token IDs; `calls_tools`: the request has tools.
+        """`origin`: the engine that writes the stream, and later the next one.
 
+        `with_ids`: the client asked for token IDs; `calls_tools`: the request has tools.
         `shows_tokens`: the client sees each token, in IDs or logprobs, also those without text.
         """
         self.ways = ways
         self._endpoint = endpoint
-        self._max_tokens = max_tokens
+        self.terms = terms
+        self.origin = origin
         self._with_ids = with_ids
         self.shows_tokens = shows_tokens or with_ids
         self.calls_tools = calls_tools
@@ -53,7 +88,7 @@ class Recording:
         self._start()
 
     def _start(self) -> None:
-        ways, max_tokens = self.ways, self._max_tokens
+        ways, max_tokens = self.ways, self.terms.max_tokens
         self.answer = Answer(max_tokens) if ways.replay else None
         # A stream that can be replayed is recorded as text only where a tool call may begin.
         self.sent: SentText | None = None
@@ -110,25 +145,25 @@ class Recording:
 
     def can_go_on(self) -> bool:
         """Return whether the stream could go on if it were interrupted now."""
-        return self.choose_way(begun=True)[0] is not Way.NONE
+        return not isinstance(self.next_way(begun=True), CannotGoOn)
 
-    def choose_way(self, *, begun: bool) -> tuple[Way, str]:
-        """Return how the stream can go on now, and why it cannot: a word, "" where it can.
+    def next_way(self, *, begun: bool) -> Replay | Verify | Repeat | CannotGoOn:
+        """Return how the stream can go on now.
 
         `begun`: the client has a part of the answer. Before that any request is simply repeated.
         """
-        if not begun and self.ways.reason != "stored":
-            return Way.VERIFY, ""
         reason = self.ways.reason
+        if not begun and reason != "stored":
+            return Repeat()
         if self.answer is not None:
             self.answer.flush()
             reason = self.answer.replay_obstacle
             if not reason:
-                return Way.REPLAY, ""
+                return Replay(self.answer)
         if self.sent is None:
-            return Way.NONE, reason
+            return CannotGoOn(reason)
         self.sent.flush()
-        return (Way.NONE, "too_long") if self.sent.unreadable else (Way.VERIFY, "")
+        return CannotGoOn("too_long") if self.sent.unreadable else Verify(self.sent)
 
     def check_end(self) -> None:
         """Raise Diverged if a repeated answer ends before it has caught up."""

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.continuation.compatibility import compatible
 from app.routing import Replica
 from engines.base import EngineFacts, EngineState
 
 # States in which an engine comes up by itself, or may be started again.
 _GONE = (EngineState.FAILED, EngineState.STOPPED)
+# Facts that may change an answer, or whether it fits. Each must be equal where both are known.
+_COMPARED = ("model", "max_model_len", "dtype", "quantization")
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -34,6 +35,20 @@ class Origin(msgspec.Struct, frozen=True):
     def released(self) -> "Origin":
         """Return the origin of a stream that may also go on where it was."""
         return msgspec.structs.replace(self, since=None)
+
+
+def compatible(old: EngineFacts, new: EngineFacts) -> bool:
+    """Return whether an engine with the facts `new` gives the answers of one with `old`.
+
+    Both must be vLLM of the same, known version: another one may render and sample otherwise.
+    """
+    if old.version is None or old.version != new.version:
+        return False
+    return all(
+        getattr(old, name) == getattr(new, name)
+        for name in _COMPARED
+        if getattr(old, name) is not None and getattr(new, name) is not None
+    )
 
 
 def choose_target(replicas: Sequence[Replica], origin: Origin) -> Replica | None:

@@ -59,6 +59,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
         self, replica: Replica, changes: Mapping[str, bytes], recording: Recording
     ) -> EngineCall:
         """Return the call of the engine at which the stream goes on."""
+        recording.origin = Origin.of(replica)
         return self._call(replica, changes, recording)
 
     def _call(
@@ -84,7 +85,6 @@ class CallBuilder(msgspec.Struct, frozen=True):
             withhold_metadata=rewrite.withhold_metadata,
             model_line=self.model.header_line,
             recording=recording,
-            origin=None if recording is None else Origin.of(replica),
         )
 
     def _recording(self, replica: Replica, terms: ContinuationTerms) -> Recording | None:
@@ -107,7 +107,8 @@ class CallBuilder(msgspec.Struct, frozen=True):
         return Recording(
             endpoint,
             ways,
-            terms.max_tokens,
+            terms,
+            Origin.of(replica),
             with_ids=plan.is_true("return_token_ids"),
             shows_tokens=plan.is_true("logprobs"),
             calls_tools=bool(plan.value("tools")),
@@ -121,6 +122,8 @@ class CallBuilder(msgspec.Struct, frozen=True):
             log.info(
                 "stream of model %s cannot go on if it is interrupted: about %d tokens of prompt, "
                 "and continuation_max_tokens is %d (logged once)",
-                *(model, self.plan.cost.prompt, max_tokens),
+                model,
+                self.plan.cost.prompt,
+                max_tokens,
                 extra=self.request.log_fields,
             )

@@ -1,4 +1,4 @@
-"""Takes an interrupted stream on at another engine, or at its own after the restart.
+"""Continues an interrupted stream at another engine, or at its own after the restart.
 
 The request keeps what it holds of limits, budget and queue. While it is at no engine its slot is
 suspended, so the engines that are left get no more requests at once than they may. A model that is
@@ -11,17 +11,23 @@ never tried on a third. A move on purpose is no death, so it may follow any numb
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from time import perf_counter
+
+import msgspec
 
 from app.admission import Permit
 from app.continuation import (
     WITH_IDS,
     Answer,
+    CannotGoOn,
     Diverged,
     IdDecoder,
     NotReplayed,
     Origin,
-    Recording,
+    Repeat,
+    Replay,
+    Verify,
     Way,
     choose_target,
     count_thought,
@@ -33,8 +39,7 @@ from app.errors import GatewayError
 from app.relay.call_builder import CallBuilder
 from app.relay.engine_call import CallResult
 from app.relay.forward import Interrupted, end_stream, forward
-from app.relay.request_context import RequestContext
-from app.relay.response import Truncated, as_gateway_error, send_error
+from app.relay.response import Truncated, as_gateway_error
 from app.relay.services import RelayServices
 from app.relay.stream import KeepAlive
 from app.routing import Replica
@@ -58,15 +63,29 @@ class _Lost(Exception):
     """The stream cannot go on; the text is the word of the outcome."""
 
 
+class Interruption(msgspec.Struct, frozen=True):
+    """One interruption of a stream."""
+
+    fault: EngineError
+    origin: Origin  # the engine that it left
+    at: float  # by perf_counter
+    wait_until: float  # for an engine to go on at, in the loop's time
+
+    @property
+    def is_move(self) -> bool:
+        """True if the engine was drained, and did not fail."""
+        return isinstance(self.fault, EngineDrained)
+
+
 class StreamContinuation:
-    """One interrupted stream on its way to its end. Use it once."""
+    """Continues one interrupted stream to its end. Use it once."""
 
     def __init__(
         self,
         services: RelayServices,
-        request: RequestContext,
         calls: CallBuilder,
         result: CallResult,
+        interrupted: Interrupted,
         *,
         permit: Permit,
         renew_lease: Callable[[], Awaitable[None]] | None,
@@ -74,42 +93,40 @@ class StreamContinuation:
     ) -> None:
         """`renew_lease` releases the lease of an on-demand model and waits for its next load."""
         self._services = services
-        self._request = request
         self._calls = calls
-        self._model = calls.model
+        self._request = calls.request
+        self._model = calls.model.name
         self._result = result
+        self._interrupted = interrupted
+        self._recording = interrupted.recording
+        self._meter = interrupted.meter
         self._permit = permit
         self._renew_lease = renew_lease
         self._latency = latency
-        # Of the present continuation.
-        self._recording: Recording
-        self._origin: Origin
-        self._fault: EngineError | None = None
-        self._interrupted_at = 0.0
-        self._wait_until = 0.0  # in the loop's time
         self._comments: KeepAlive | None = None  # until the first new bytes
-        self._way = Way.NONE
-        self._recomputed = 0  # tokens that it computes again
+        self._way = Way.NONE  # of the latest attempt, for the metric
 
-    async def run(self, interrupted: Interrupted, deaths: int) -> None:
-        """Take the stream on to its end; `deaths` counts engines that died under it before.
+    async def run(self, deaths: int) -> None:
+        """Continue the stream to its end; `deaths` counts engines that died under it before.
 
         Raises Truncated, after an error event, where it cannot go on, and what `forward` raises.
         """
-        lost: Interrupted | None = interrupted
+        fault, log_fields = self._interrupted.fault, self._request.log_fields
+        lost: Interrupted | None = self._interrupted
         try:
             while lost is not None:
-                deaths += not isinstance(lost.fault, EngineDrained)
-                self._begin(lost)
-                lost = await self._go_on(deaths)
+                interruption = self._note_interruption(lost)
+                fault = interruption.fault
+                deaths += not interruption.is_move
+                lost = await self._go_on(interruption, deaths)
         except _Lost as reason:
-            await self._end(str(reason))
+            await self._end(str(reason), fault)
         except (Diverged, NotReplayed) as error:
-            log.warning("stream not continued: %s", error, extra=self._request.log_fields)
-            await self._end("diverged" if isinstance(error, Diverged) else "refused")
+            log.warning("stream not continued: %s", error, extra=log_fields)
+            await self._end("diverged" if isinstance(error, Diverged) else "refused", fault)
         except GatewayError as error:  # an answer that is not fit for a client
-            log.warning("stream not continued: %s", error.message, extra=self._request.log_fields)
-            await self._end("refused")
+            log.warning("stream not continued: %s", error.message, extra=log_fields)
+            await self._end("refused", fault)
         except asyncio.CancelledError:
             if self._comments is not None:  # before the first new bytes
                 self._count("disconnected")
@@ -117,116 +134,112 @@ class StreamContinuation:
         finally:
             self._stop_comments()
 
-    def _begin(self, lost: Interrupted) -> None:
-        """Begin a continuation: note the fault and the time, and keep the client's connection."""
-        recording, origin = lost.call.recording, lost.call.origin
-        assert recording is not None
-        assert origin is not None
-        self._recording, self._origin = recording, origin
+    def _note_interruption(self, lost: Interrupted) -> Interruption:
+        """Note the fault and the time, and keep the client's connection."""
         # A traceback would keep the request until the next garbage collection.
         lost.with_traceback(None)
-        self._fault, self._interrupted_at = lost.fault.with_traceback(None), perf_counter()
-        self._request.timeline.interrupted(lost.fault)
-        terms = self._model.continuation
-        assert terms is not None
-        self._wait_until = asyncio.get_running_loop().time() + terms.wait_s
+        fault, origin = lost.fault.with_traceback(None), self._recording.origin
+        if self._renew_lease is not None and isinstance(fault, EngineDrained):
+            origin = origin.released()  # after the next load: the engine may have stayed
+        self._request.timeline.interrupted(fault)
         if self._comments is None:
             # To the first new bytes: comparing a repeated answer may take minutes as well.
             seconds = self._services.bounds.keepalive_s or KEEPALIVE_S
             self._comments = KeepAlive(self._request.exchange, seconds)
+        wait_until = asyncio.get_running_loop().time() + self._recording.terms.wait_s
+        return Interruption(fault, origin, perf_counter(), wait_until)
 
-    async def _go_on(self, deaths: int) -> Interrupted | None:
+    async def _go_on(self, interruption: Interruption, deaths: int) -> Interrupted | None:
         """Send the stream to the next engine; return None at its end, or its next interruption.
 
         Raises _Lost.
         """
-        if self._recording.has_ended():
+        recording = self._recording
+        if recording.has_ended():
             await self._finish(b"")
             return None
-        if self._calls.plan.rewrite.withhold_usage and (answer := self._recording.whole_answer()):
-            await self._complete(answer)
+        if self._calls.plan.rewrite.withhold_usage and (answer := recording.whole_answer()):
+            await self._complete(answer, interruption)
             return None
         if deaths >= MAX_DEATHS:
             raise _Lost("died_again")
         while True:
-            target = await self._next_target()
+            way = recording.next_way(begun=bool(self._result.events))
+            self._way = way.way
+            if isinstance(way, CannotGoOn):
+                raise _Lost(way.reason)
+            target = await self._next_target(interruption)
             try:
-                return await self._send(target)
+                return await self._send(target, way, interruption)
             except EngineNotReady as fault:
                 # Nothing was sent: the same interruption.
                 self._request.timeline.interrupted(fault)
-                if asyncio.get_running_loop().time() + RETRY_S > self._wait_until:
+                if asyncio.get_running_loop().time() + RETRY_S > interruption.wait_until:
                     raise _Lost("no_replica") from None
                 await asyncio.sleep(RETRY_S)
 
-    async def _next_target(self) -> Replica:
+    async def _next_target(self, interruption: Interruption) -> Replica:
         """Return the engine at which the stream goes on, once there is one. Raises _Lost."""
-        begun = bool(self._result.events)
-        self._way, reason = self._recording.choose_way(begun=begun)
-        if self._way is Way.NONE:
-            raise _Lost(reason)
         self._permit.suspend()
         try:
-            async with asyncio.timeout_at(self._wait_until):
-                target = await self._wait_for_target()
+            async with asyncio.timeout_at(interruption.wait_until):
+                target = await self._wait_for_target(interruption)
                 await self._permit.resume()
                 # Another may have become the better one meanwhile; this one may have gone.
-                return self._choose() or target
+                return self._choose(interruption.origin) or target
         except TimeoutError:
             raise _Lost("no_replica") from None
 
-    async def _wait_for_target(self) -> Replica:
+    async def _wait_for_target(self, interruption: Interruption) -> Replica:
         """Return an engine that can go on, as soon as there is one. Raises _Lost."""
-        moved = isinstance(self._fault, EngineDrained)
-        if self._renew_lease is not None and (moved or self._choose() is None):
+        origin, catalogue = interruption.origin, self._services.catalogue
+        if self._renew_lease is not None and (interruption.is_move or self._choose(origin) is None):
             # Also with another engine READY: the whole model may have to give way.
             try:
                 await self._renew_lease()
             except GatewayError as error:
                 log.warning("stream not continued: %s", error, extra=self._request.log_fields)
                 raise _Lost("no_replica") from None
-            if moved:  # the engine that it left may have stayed after all
-                self._origin = self._origin.released()
-        catalogue = self._services.catalogue
-        while (target := self._choose()) is None:
-            model = catalogue.get(self._model.name)
-            if model is None or not (model.discovered or may_come(model.replicas, self._origin)):
+        while (target := self._choose(origin)) is None:
+            model = catalogue.get(self._model)
+            if model is None or not (model.discovered or may_come(model.replicas, origin)):
                 raise _Lost("no_replica")
             await catalogue.changes.next()
         return target
 
-    def _choose(self) -> Replica | None:
-        model = self._services.catalogue.get(self._model.name)
-        return None if model is None else choose_target(model.replicas, self._origin)
+    def _choose(self, origin: Origin) -> Replica | None:
+        model = self._services.catalogue.get(self._model)
+        return None if model is None else choose_target(model.replicas, origin)
 
-    async def _send(self, target: Replica) -> Interrupted | None:
+    async def _send(
+        self, target: Replica, way: Replay | Verify | Repeat, interruption: Interruption
+    ) -> Interrupted | None:
         """Send the continuation to an engine, and its answer to the client.
 
         Returns None at the end of the stream, or its next interruption. Raises EngineNotReady where
         nothing was sent, _Lost, Diverged, NotReplayed, and what `forward` raises.
         """
-        request = self._request
+        request, fault = self._request, interruption.fault
         target.in_flight += 1
         try:
-            changes = await self._prepare(target)
+            changes = await self._prepare(target, way, interruption)
             call = self._calls.build_continuation(target, changes, self._recording)
             request.engine = target.engine.name
-            request.timeline.begin_attempt(target.engine.name, self._fault)
+            request.timeline.begin_attempt(target.engine.name, fault)
             log.warning(
                 "stream goes on at engine %s (%s): %s",
-                *(target.engine.name, self._way, self._fault),
+                target.engine.name,
+                self._way,
+                fault,
                 extra=request.log_fields,
             )
-            await forward(
-                target.engine, call, request, self._latency, self._result,
-                self._check_status, target.streams,
-            )  # fmt: skip
+            await forward(target, call, request, self._latency, self._result, self._check_status)
         except Interrupted as again:
             return again
         except EngineNotReady:
             raise
         except EngineError as error:
-            return Interrupted(error, call)
+            return Interrupted(error, self._recording, self._meter)
         else:
             return None
         finally:
@@ -240,64 +253,70 @@ class StreamContinuation:
             log.warning("stream not continued: status %d", status, extra=self._request.log_fields)
             raise _Lost("refused")
 
-    async def _prepare(self, target: Replica) -> Mapping[str, bytes]:
+    async def _prepare(
+        self, target: Replica, way: Replay | Verify | Repeat, interruption: Interruption
+    ) -> Mapping[str, bytes]:
         """Set up the seam; return the members of the request that change. Raises _Lost."""
-        recording, result = self._recording, self._result
-        if self._way is Way.REPLAY:
-            answer = recording.answer
-            assert answer is not None
-            decoder = IdDecoder(target.engine, target.served_name)
-            if await cut_at_text(
-                answer, decoder, always=recording.calls_tools, all_shown=recording.shows_tokens
-            ):
-                defaults = target.engine.facts.sampling_defaults or {}
-                limit = defaults.get("max_tokens")
-                members = replay_members(
-                    self._request.endpoint.label, answer, self._calls.plan.value,
-                    limit if isinstance(limit, int) else None,
-                )  # fmt: skip
-                if members is None:
-                    raise _Lost("finished")
-                thought_tokens = await count_thought(answer, decoder)
-                recording.begin_replay(answer, thought_tokens, self._note_resumed)
-                self._recomputed = answer.prompt_tokens + len(answer.ids)
+        recording = self._recording
+        if isinstance(way, Replay):
+            members = await self._prepare_replay(target, way.answer, interruption)
+            if members is not None:
                 return members
             if recording.sent is None:
                 raise _Lost("unaligned")
-            self._way = Way.VERIFY
-        if not result.events:
-            recording.begin_again(self._note_resumed)
-            return {} if recording.answer is None else WITH_IDS
-        assert recording.sent is not None
-        recording.begin_verify(recording.sent, self._note_resumed)
-        if result.partial_usage is not None:
-            self._recomputed = result.partial_usage.prompt + result.partial_usage.completion
-        return {}
+            way, self._way = Verify(recording.sent), Way.VERIFY
+        if isinstance(way, Verify):
+            usage = self._result.partial_usage
+            tokens = 0 if usage is None else usage.prompt + usage.completion
+            recording.begin_verify(way.sent, partial(self._note_resumed, interruption, tokens))
+            return {}
+        recording.begin_again(partial(self._note_resumed, interruption))
+        return {} if recording.answer is None else WITH_IDS
 
-    async def _complete(self, answer: Answer) -> None:
+    async def _prepare_replay(
+        self, target: Replica, answer: Answer, interruption: Interruption
+    ) -> Mapping[str, bytes] | None:
+        """Set up the seam of a replay; None: where its text ends is not known. Raises _Lost."""
+        recording = self._recording
+        decoder = IdDecoder(target.engine, target.served_name)
+        if not await cut_at_text(
+            answer, decoder, always=recording.calls_tools, all_shown=recording.shows_tokens
+        ):
+            return None
+        limit = (target.engine.facts.sampling_defaults or {}).get("max_tokens")
+        members = replay_members(
+            self._request.endpoint.label, answer, self._calls.plan.value,
+            limit if isinstance(limit, int) else None,
+        )  # fmt: skip
+        if members is None:
+            raise _Lost("finished")
+        tokens = answer.prompt_tokens + len(answer.ids)
+        on_resumed = partial(self._note_resumed, interruption, tokens)
+        recording.begin_replay(answer, await count_thought(answer, decoder), on_resumed)
+        return members
+
+    async def _complete(self, answer: Answer, interruption: Interruption) -> None:
         """End a stream of which only the end mark is missing, and the usage that is withheld."""
         self._way = Way.REPLAY
-        self._note_resumed()
+        self._note_resumed(interruption)
         thought = answer.thought_tokens
         self._result.usage = Usage(answer.prompt_tokens, len(answer.ids), reasoning=thought)
         await self._finish(DONE)
 
     async def _finish(self, end: bytes) -> None:
         """End the response with what is withheld of it, and `end`."""
-        meter = self._result.meter
-        assert meter is not None
-        await self._request.exchange.send_body(meter.flush() + end, more=False)
+        await self._request.exchange.send_body(self._meter.flush() + end, more=False)
         self._result.complete = True
 
-    def _note_resumed(self) -> None:
-        """Count a continuation; called at its first new bytes."""
+    def _note_resumed(self, interruption: Interruption, recomputed: int = 0) -> None:
+        """Count a continuation at its first new bytes, and the tokens that it computed again."""
         request = self._request
         self._stop_comments()
         request.timeline.resumed()
         request.continued += 1
-        request.recomputed_tokens += self._recomputed
-        gap_s = perf_counter() - self._interrupted_at
-        self._services.metrics.continuation_gap.observe((self._model.name,), gap_s)
+        request.recomputed_tokens += recomputed
+        gap_s = perf_counter() - interruption.at
+        self._services.metrics.continuation_gap.observe((self._model,), gap_s)
         self._count("continued")
 
     def _stop_comments(self) -> None:
@@ -306,18 +325,13 @@ class StreamContinuation:
             self._comments = None
 
     def _count(self, outcome: str) -> None:
-        self._services.metrics.continuations.add((self._model.name, self._way, outcome))
+        self._services.metrics.continuations.add((self._model, self._way, outcome))
 
-    async def _end(self, reason: str) -> None:
+    async def _end(self, reason: str, fault: EngineError) -> None:
         """End the stream with an error event. Raises Truncated and ClientStalled."""
-        request, fault, meter = self._request, self._fault, self._result.meter
-        assert fault is not None
+        request = self._request
         request.not_continued = reason
         self._count(reason)
         log.warning("stream ended, not continued (%s): %s", reason, fault, extra=request.log_fields)
-        error = as_gateway_error(fault)
-        if meter is None:
-            await send_error(request.exchange, error)
-        else:
-            await end_stream(request.exchange, meter, error)
+        await end_stream(request.exchange, self._meter, as_gateway_error(fault))
         raise Truncated(str(fault)) from None

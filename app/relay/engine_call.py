@@ -5,7 +5,7 @@ Forwarding is independent of limits, queues and budgets; choosing never reads th
 
 import msgspec
 
-from app.continuation import Origin, Recording
+from app.continuation import Recording
 from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 
@@ -28,7 +28,6 @@ class EngineCall(msgspec.Struct, frozen=True):
     model_line: bytes = b""
     # Of a stream that is recorded, so that it can go on at another engine; None: it cannot.
     recording: Recording | None = None
-    origin: Origin | None = None
 
     def meter(self) -> StreamMeter:
         """Return a meter for the stream."""

@@ -10,29 +10,29 @@ from app.relay.engine_call import CallResult, EngineCall
 from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, forward_plain, read_head, send_error
 from app.relay.stream import EventStream
-from app.routing import Movable
+from app.routing import Replica
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
-from engines.base import Engine, EngineDrained, EngineError, EngineResponse
+from engines.base import EngineDrained, EngineError, EngineResponse
 
 
 async def forward(
-    engine: Engine,
+    replica: Replica,
     call: EngineCall,
     request: RequestContext,
     latency: Buckets,
     result: CallResult,
     on_head: Callable[[int], Awaitable[None]] | None = None,
-    streams: set[Movable] | None = None,
 ) -> None:
     """Send a request to an engine and its response to the client; fill in `result`.
 
     `on_head` is awaited with the status before any of the response is sent. A stream that can be
-    moved is in `streams` while it runs. Raises EngineError while another engine may be tried, after
-    that GatewayError, Truncated, Interrupted, and what `on_head` and a stalled client raise.
+    moved is in the replica's `streams` while it runs. Raises EngineError while another engine may
+    be tried, after that GatewayError, Truncated, Interrupted, and what `on_head` and a stalled
+    client raise.
     """
     exchange = request.exchange
-    response = await engine.send(call.request)
+    response = await replica.engine.send(call.request)
     status = response.status
     if status >= 500:
         response = await buffer_server_error(response)
@@ -44,7 +44,7 @@ async def forward(
         head = read_head(response, withhold_metadata=call.withhold_metadata)
         exchange.model_line = call.model_line
         if head.is_stream:
-            await _forward_stream(response, call, request, latency, result, head.headers, streams)
+            await _forward_stream(response, call, request, latency, result, head.headers, replica)
         elif result.meter is not None:
             raise EngineFailed("the engine did not go on with a stream")
         else:
@@ -63,7 +63,7 @@ async def _forward_stream(
     latency: Buckets,
     result: CallResult,
     headers: Headers,
-    streams: set[Movable] | None,
+    replica: Replica,
 ) -> None:
     meter = result.meter
     if meter is None:
@@ -73,19 +73,19 @@ async def _forward_stream(
     request.timeline.begin_stream()
     stream = EventStream(response, request, meter, latency, active)
     movable: MovableStream | None = None
-    if recording is not None and recording.ways.any and streams is not None:
+    if recording is not None and recording.ways.any:
         movable = MovableStream(response, recording)
-        streams.add(movable)
+        replica.streams.add(movable)
     try:
         await stream.run(headers)
     except EngineError as error:
         if recording is not None:
-            raise Interrupted(error, call) from None
+            raise Interrupted(error, recording, meter) from None
         await end_stream(exchange, meter, as_gateway_error(error))
         raise Truncated(str(error)) from None
     finally:
-        if movable is not None and streams is not None:
-            streams.discard(movable)
+        if movable is not None:
+            replica.streams.discard(movable)
         result.usage = meter.usage
         result.events = meter.events
         result.fingerprint = meter.fingerprint
@@ -106,10 +106,11 @@ async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: Gatewa
 class Interrupted(Exception):
     """A recorded stream was interrupted, and may go on elsewhere; `fault` is the engine's."""
 
-    def __init__(self, fault: EngineError, call: EngineCall) -> None:
+    def __init__(self, fault: EngineError, recording: Recording, meter: StreamMeter) -> None:
         super().__init__(str(fault))
         self.fault = fault
-        self.call = call
+        self.recording = recording
+        self.meter = meter
 
 
 class MovableStream:

@@ -119,11 +119,9 @@ class ModelRequest:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
         return await self.wait(LOAD_WAIT, lease())
 
-    async def _renew(self, lease: ModelLease, model: Model) -> None:
+    async def _renew(self, lease: ModelLease, model: str, wait_s: float) -> None:
         """Release an on-demand model, and wait for its next load. Raises what `wait` raises."""
-        assert model.continuation is not None
-        loader, wait_s = self._services.loader, model.continuation.wait_s
-        again = partial(loader.lease, model.name, bound_s=wait_s, resumed=True)
+        again = partial(self._services.loader.lease, model, bound_s=wait_s, resumed=True)
         await lease.renew(lambda: self.wait(LOAD_WAIT, again()))
 
     async def _send(
@@ -158,9 +156,7 @@ class ModelRequest:
                     on_head = None
                     if calls.response_id is not None:
                         on_head = partial(self._claim, calls.response_id, model, replica)
-                    await forward(
-                        replica.engine, call, request, latency, result, on_head, replica.streams
-                    )
+                    await forward(replica, call, request, latency, result, on_head)
                 except EngineError as error:
                     attempts.note_failure(replica, error)
                 except NotRouted:
@@ -175,11 +171,15 @@ class ModelRequest:
                     return
                 finally:
                     replica.in_flight -= 1
-            renew = None if lease is None else partial(self._renew, lease, model)
+            renew = None
+            if lease is not None:
+                wait_s = interrupted.recording.terms.wait_s
+                renew = partial(self._renew, lease, model.name, wait_s)
             continuation = StreamContinuation(
-                services, request, calls, result, permit=permit, renew_lease=renew, latency=latency
-            )
-            await continuation.run(interrupted, self._deaths + attempts.deaths)
+                services, calls, result, interrupted,
+                permit=permit, renew_lease=renew, latency=latency,
+            )  # fmt: skip
+            await continuation.run(self._deaths + attempts.deaths)
         except asyncio.CancelledError:
             canceled = True
             raise

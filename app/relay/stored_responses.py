@@ -90,7 +90,7 @@ async def relay_stored_response(
         latency = services.metrics.inter_token_latency.buckets((model.name,))
         replica.in_flight += 1
         try:
-            await forward(replica.engine, call, request, latency, CallResult())
+            await forward(replica, call, request, latency, CallResult())
         except EngineNotReady as error:
             request.engine = None
             raise EngineUnavailable("the engine that keeps this is not up") from error

@@ -4,13 +4,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from app.continuation import Diverged, Recording, Way, Ways
+from app.continuation import CannotGoOn, Diverged, Origin, Recording, Repeat, Way, Ways
+from app.routing import ContinuationTerms
+from engines.base import EngineFacts
 from tests.app.continuation.generated import CHAT, body_of, events_of, made_by
 
 BOTH = Ways(replay=True, verify=True)
 REPLAY = Ways(replay=True)
 VERIFY = Ways(verify=True, reason="stop")
 NEITHER = Ways(reason="stop")
+ORIGIN = Origin("demo-0", "demo", None, EngineFacts())
 SAID = "<think>one</think>two three"
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -22,7 +25,7 @@ def events(said: str = SAID, *, ids: bool = True) -> list[bytes]:
 def recording(
     ways: Ways, sent: Sequence[bytes] = (), *, max_tokens: int = 1000, tools: bool = False
 ) -> Recording:
-    one = Recording(CHAT, ways, max_tokens, calls_tools=tools)
+    one = Recording(CHAT, ways, ContinuationTerms(max_tokens=max_tokens), ORIGIN, calls_tools=tools)
     for event in sent:
         one.pass_on(event)
     return one
@@ -34,7 +37,8 @@ def begin_verify(one: Recording, on_resumed: Callable[[], None] = lambda: None) 
 
 
 def way(one: Recording) -> tuple[Way, str]:
-    return one.choose_way(begun=True)
+    found = one.next_way(begun=True)
+    return found.way, found.reason if isinstance(found, CannotGoOn) else ""
 
 
 def test_recorded_stream_has_the_bytes_of_a_direct_call() -> None:
@@ -50,7 +54,7 @@ def test_stream_that_is_only_verified_passes_unchanged() -> None:
 
 
 def test_ids_stay_for_a_client_that_asked_for_them() -> None:
-    one = Recording(CHAT, REPLAY, 1000, with_ids=True)
+    one = Recording(CHAT, REPLAY, ContinuationTerms(), ORIGIN, with_ids=True)
     for event in events():
         assert one.pass_on(event) is event
 
@@ -105,16 +109,16 @@ def test_stream_of_an_engine_without_ids_says_so() -> None:
 class TestBeforeTheFirstEvent:
     @pytest.mark.parametrize("ways", [BOTH, REPLAY, VERIFY, NEITHER])
     def test_request_is_repeated(self, ways: Ways) -> None:
-        assert recording(ways).choose_way(begun=False) == (Way.VERIFY, "")
+        assert recording(ways).next_way(begun=False) == Repeat()
 
     def test_stored_response_is_not_repeated(self) -> None:
         one = recording(Ways(reason="stored"))
-        assert one.choose_way(begun=False) == (Way.NONE, "stored")
+        assert one.next_way(begun=False) == CannotGoOn("stored")
 
     @pytest.mark.parametrize("ways", [BOTH, REPLAY, VERIFY, NEITHER])
     def test_repeated_request_is_the_whole_answer(self, ways: Ways) -> None:
         one = recording(ways)
-        one.choose_way(begun=False)
+        one.next_way(begun=False)
         resumed: list[bool] = []
         one.begin_again(lambda: resumed.append(True))
         assert one.active
@@ -126,7 +130,7 @@ class TestBeforeTheFirstEvent:
     def test_repeated_request_goes_on_in_the_same_way_once_it_has_begun(self, ways: Ways) -> None:
         """A sampled answer is another one at every engine: comparing it would end it."""
         one = recording(ways)
-        one.choose_way(begun=False)
+        one.next_way(begun=False)
         one.begin_again(lambda: None)
         for event in events(ids=one.answer is not None)[:4]:
             one.pass_on(event)

@@ -17,7 +17,7 @@ from app.auth.owner_store import (
     checked_owner_name,
 )
 from app.auth.presented_key import presented_key
-from app.auth.principal import Allowed, Owner, Principal, Role
+from app.auth.principal import UNAUTHENTICATED, Allowed, Owner, Principal, Role
 from app.auth.validation import (
     KeyChanges,
     KeyFields,
@@ -33,6 +33,7 @@ from app.auth.validation import (
 from app.auth.views import ShownKey, ShownNewKey, ShownPage
 
 __all__ = (
+    "UNAUTHENTICATED",
     "Allowed",
     "ApiKey",
     "Authenticator",

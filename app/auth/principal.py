@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from app.settings import FieldSettings, LimitSettings
+from app.settings import NO_LIMITS, FieldSettings, LimitSettings
 
 DEFAULT_PRIORITY = 0
 DEFAULT_WEIGHT = 1
@@ -84,3 +84,7 @@ class Principal:
         another alias.
         """
         return model in self.models.names or model.startswith(self.models.prefixes)
+
+
+# Stands for the caller of a request until it is authenticated; may use no model.
+UNAUTHENTICATED = Principal("-", Role.CLIENT, NO_LIMITS, models=Allowed.of(()))

@@ -139,7 +139,9 @@ def _why_not_replayed(
     for name in names:
         if name in _EXACT or (encoded := value(name)) in ABSENT:
             continue
-        word, is_exact = _CONDITIONAL.get(name, ("other_field", _never))
+        if name not in _CONDITIONAL:
+            return "other_field"
+        word, is_exact = _CONDITIONAL[name]
         if not is_exact(encoded) and not (name == "seed" and greedy):
             return word
     if endpoint == CHAT:
@@ -159,8 +161,8 @@ def takes_prompt_ids(facts: EngineFacts) -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= _FIRST_WITH_IDS
 
 
-def _is_one(value: bytes) -> bool:
-    return value == b"1"
+def _one_of(*values: bytes) -> Callable[[bytes], bool]:
+    return frozenset(values).__contains__
 
 
 def _is_zero(value: bytes) -> bool:
@@ -178,22 +180,6 @@ def _is_whole(value: bytes) -> bool:
     return True
 
 
-def _is_false(value: bytes) -> bool:
-    return value == b"false"
-
-
-def _is_true(value: bytes) -> bool:
-    return value == b"true"
-
-
-def _is_empty(value: bytes) -> bool:
-    return value in (b"[]", b'""', b"{}")
-
-
-def _is_unforced(value: bytes) -> bool:
-    return value in (b'"auto"', b'"none"')
-
-
 def _is_text(value: bytes) -> bool:
     try:
         return _kind.decode(value).type == "text"
@@ -201,14 +187,9 @@ def _is_text(value: bytes) -> bool:
         return False
 
 
-def _always(value: bytes) -> bool:
-    return True
-
-
-def _never(value: bytes) -> bool:
-    return False
-
-
+_is_one = _one_of(b"1")
+_is_false = _one_of(b"false")
+_is_empty = _one_of(b"[]", b'""', b"{}")
 # Fields with which a replay is exact for some values: the word for the others, and the rule.
 _CONDITIONAL: Mapping[str, tuple[str, Callable[[bytes], bool]]] = MappingProxyType(
     {
@@ -220,7 +201,7 @@ _CONDITIONAL: Mapping[str, tuple[str, Callable[[bytes], bool]]] = MappingProxyTy
         "best_of": ("several_choices", _is_one),
         "response_format": ("structured_output", _is_text),
         "structured_outputs": ("structured_output", _is_empty),
-        "tool_choice": ("forced_tool", _is_unforced),
+        "tool_choice": ("forced_tool", _one_of(b'"auto"', b'"none"')),
         "stop": ("stop", _is_empty),
         "include_stop_str_in_output": ("stop", _is_false),
         "frequency_penalty": ("penalties", _is_zero),
@@ -229,10 +210,10 @@ _CONDITIONAL: Mapping[str, tuple[str, Callable[[bytes], bool]]] = MappingProxyTy
         "thinking_token_budget": ("thinking_budget", _is_empty),
         "seed": ("seed", _is_empty),
         "echo": ("echo", _is_false),
-        "include_reasoning": ("hidden_reasoning", _is_true),
+        "include_reasoning": ("hidden_reasoning", _one_of(b"true")),
         # Of completions it is a number, which is refused below.
-        "logprobs": ("logprobs", _always),
-        "top_logprobs": ("logprobs", _always),
+        "logprobs": ("logprobs", lambda _: True),
+        "top_logprobs": ("logprobs", lambda _: True),
         "use_beam_search": ("beam_search", _is_false),
         "prompt_embeds": ("media", _is_empty),
         "suffix": ("other_field", _is_empty),

@@ -27,7 +27,6 @@ class CallBuilder(msgspec.Struct, frozen=True):
     request: RequestContext
     model: Model
     engine_id: str
-    priority: int  # for engines that schedule by it
     response_id: str | None  # of a response that the engine stores
     long_prompts: set[str]  # models of which the log says that a prompt was too long
 
@@ -38,14 +37,13 @@ class CallBuilder(msgspec.Struct, frozen=True):
         plan: BodyPlan,
         request: RequestContext,
         model: Model,
-        priority: int,
     ) -> Self:
         """Return the builder of a request, with new IDs for it and for a stored response."""
         response_id = None
         if request.endpoint.label == RESPONSES:
             response_id = new_response_id(plan.rewrite, plan.body)
         engine_id = services.engine_ids.next(request.exchange.request_id)
-        return cls(plan, request, model, engine_id, priority, response_id, services.long_prompts)
+        return cls(plan, request, model, engine_id, response_id, services.long_prompts)
 
     def build(self, replica: Replica) -> EngineCall:
         """Return the call of a replica's engine; its stream is recorded if it can go on."""
@@ -73,7 +71,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
         if more:
             changes = {**changes, **more}
         raw = body.for_engine(replica.served_name, changes, rewrite.dropped)
-        priority = self.priority if replica.by_priority else None
+        priority = self.request.principal.priority if replica.by_priority else None
         return EngineCall(
             request=build_engine_request(self.request, raw, self.engine_id, priority),
             prompt=plan.cost.prompt,

@@ -4,7 +4,6 @@ The rule itself is pure (`app/residency/forecast.py`); here it gets the forecast
 """
 
 import asyncio
-from collections.abc import Callable
 
 from app.errors import (
     EngineFailed,
@@ -14,6 +13,7 @@ from app.errors import (
     ModelNotFound,
     RateLimited,
 )
+from app.relay.request_context import RequestContext
 from app.relay.services import RelayServices
 from app.residency import NextStep, StartWait, Use, Wait, next_step
 from app.routing import Model
@@ -32,14 +32,13 @@ class FallbackChain:
         self,
         services: RelayServices,
         requested: Model,
-        allows: Callable[[str], bool],
-        endpoint: str,
+        request: RequestContext,
     ) -> None:
         self._services = services
         self._requested = requested
-        self._endpoint = endpoint
+        self._endpoint = request.endpoint.label
         # By name: a reload may replace any of them meanwhile.
-        self._left = [name for name in requested.fallbacks if allows(name)]
+        self._left = [name for name in requested.fallbacks if request.principal.allows(name)]
         self._waits_until = asyncio.get_running_loop().time() + requested.load_wait_s
 
     @property

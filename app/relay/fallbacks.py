@@ -3,7 +3,6 @@
 from collections.abc import Coroutine
 from typing import Any
 
-from app.auth import Principal
 from app.errors import EngineFailed, EngineTooSlow, EngineUnavailable, GatewayError
 from app.limits import LimitRequest
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
@@ -38,7 +37,6 @@ class Fallback:
     def __init__(
         self,
         services: RelayServices,
-        principal: Principal,
         request: RequestContext,
         model_request: ModelRequest,
         chain: FallbackChain | None,
@@ -46,7 +44,6 @@ class Fallback:
     ) -> None:
         """`chain` is None where the request has no fallbacks. `fault` is its own model's."""
         self._services = services
-        self._principal = principal
         self._request = request
         self._model_request = model_request
         self._chain = chain
@@ -67,7 +64,7 @@ class Fallback:
                 case Wait() | Ask():
                     self._returns_left -= 1
                     self._may_wait = self._returns_left > 0
-                    if await self._try_own(requested, at_model.serve(plan, limits, chain=chain)):
+                    if await self._try_own(requested, at_model.serve(plan, limits, chain)):
                         return
                 case Use(index):
                     self._yielded = True
@@ -82,7 +79,7 @@ class Fallback:
         left = self._may_wait and self._yielded and requested.on_demand
         if not left or self._services.admission.draining:
             raise self._fault
-        await at_model.serve(plan, limits, chain=chain)
+        await at_model.serve(plan, limits, chain)
 
     async def _try_own(self, requested: Model, attempt: Coroutine[Any, Any, object]) -> bool:
         """Return whether an attempt at the requested model succeeded."""
@@ -115,9 +112,9 @@ class Fallback:
         What the request holds of the caller's limits and of the requested model's stays.
         """
         services, request = self._services, self._request
-        plan = plan_request(services, self._principal, request, body, model)
+        plan = plan_request(services, request, body, model)
         tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
-        limits = LimitRequest(self._principal.id, NO_LIMITS, model.name, model.limits, tokens)
+        limits = LimitRequest(request.principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
             self._model_request.reservation.attach(decision)
             await self._model_request.serve(plan, limits)

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from app.admission import Permit
-from app.auth import Principal
 from app.errors import EngineOverloaded, EngineUnavailable
 from app.limits import LimitRequest
 from app.relay.attempts import Attempts
@@ -42,36 +41,34 @@ _NO_LEASE = nullcontext()
 class ModelRequest:
     """One request at one model, and after that failed, at another."""
 
-    __slots__ = ("_deaths", "_principal", "_request", "_services", "reservation")
+    __slots__ = ("_asked", "_deaths", "_planned_at", "_request", "_services", "reservation")
 
     def __init__(
         self,
         services: RelayServices,
-        principal: Principal,
         request: RequestContext,
         reservation: Reservation,
+        planned_at: float,
     ) -> None:
+        """`planned_at` is when the request was planned, by perf_counter."""
         self._services = services
-        self._principal = principal
         self._request = request
         self.reservation = reservation
+        self._planned_at = planned_at
+        self._asked = False  # a model has given it a permit
         self._deaths = 0  # of engines that had been sent the request, of whatever model
 
     async def serve(
         self,
         plan: BodyPlan,
         limits: LimitRequest,
-        planned_at: float | None = None,
         chain: FallbackChain | None = None,
     ) -> None:
         """Serve the request once the model is loaded and has a free slot. Raises CANNOT_SERVE.
 
-        `planned_at` is when the request was planned; None: it has waited for another model since.
         The wait for a load ends early when a fallback of `chain` is up before.
         """
-        services, request, principal, model = (
-            self._services, self._request, self._principal, plan.model,
-        )  # fmt: skip
+        services, principal, model = self._services, self._request.principal, plan.model
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
         with await self._lease(model, chain) if model.on_demand else _NO_LEASE as lease:
@@ -85,11 +82,11 @@ class ModelRequest:
             with permit:
                 # A reload may have replaced its engines while the request waited.
                 model = services.catalogue.current(model)
-                now = perf_counter()
-                if planned_at is not None:
-                    overhead_s = now - planned_at - (request.queued_s or 0.0)
+                if not self._asked:
+                    self._asked = True
+                    overhead_s = perf_counter() - self._planned_at - (self._request.queued_s or 0.0)
                     services.metrics.overhead.observe((model.name,), overhead_s)
-                await self._send(plan, model, permit, lease, now)
+                await self._send(plan, model, permit, lease)
 
     async def wait(
         self, phase: str, waiting: Coroutine[Any, Any, WaitedT], position: int | None = None
@@ -130,17 +127,13 @@ class ModelRequest:
         model: Model,
         permit: Permit,
         lease: ModelLease | None,
-        now: float | None,
     ) -> None:
-        """Send the request to one of the model's engines, and settle what that took.
-
-        `now` is the time, by perf_counter: asking for it takes longer than handing it on.
-        """
+        """Send the request to one of the model's engines, and settle what that took."""
         services, request = self._services, self._request
         hints = RequestHints(
-            request.exchange, self._principal.id, plan.body, plan.rewrite.cache_salt
+            request.exchange, request.principal.id, plan.body, plan.rewrite.cache_salt
         )
-        calls = CallBuilder.of(services, plan, request, model, self._principal.priority)
+        calls = CallBuilder.of(services, plan, request, model)
         attempts = Attempts(model, hints, request, services.metrics)
         latency = services.metrics.inter_token_latency.buckets((model.name,))
         result = CallResult()
@@ -150,8 +143,7 @@ class ModelRequest:
                 replica = attempts.next_replica()
                 replica.in_flight += 1
                 try:
-                    request.timeline.begin_attempt(replica.engine.name, attempts.fault, now)
-                    now = None
+                    request.timeline.begin_attempt(replica.engine.name, attempts.fault)
                     call = calls.build(replica)
                     on_head = None
                     if calls.response_id is not None:
@@ -194,7 +186,9 @@ class ModelRequest:
         """Record the owner of a response that the engine stores. Raises ServiceUnavailable."""
         if status < 300:
             # Before the first byte of the response is sent, hence before the client knows the ID.
-            await claim(self._services.stored, response_id, self._principal, model, replica)
+            await claim(
+                self._services.stored, response_id, self._request.principal.id, model, replica
+            )
 
     def _settle(self, plan: BodyPlan, result: CallResult, *, canceled: bool) -> None:
         """Settle what a request took that reached an engine, however it ended."""

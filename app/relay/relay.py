@@ -73,7 +73,7 @@ class Relay:
                 principal = await self.authenticator.look_up(exchange.headers)
                 timeline.note_authenticated()
             request.principal = principal
-            await handle_request(self.services, principal, request)
+            await handle_request(self.services, request)
         except asyncio.CancelledError:
             await self._end_canceled(request)
         except (Truncated, ClientStalled) as fault:

@@ -3,7 +3,7 @@
 import msgspec
 
 from app.asgi import ClientExchange
-from app.auth import Principal
+from app.auth import UNAUTHENTICATED, Principal
 from app.request_body import Endpoint
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
@@ -15,7 +15,7 @@ class RequestContext(msgspec.Struct, eq=False):
     exchange: ClientExchange
     endpoint: Endpoint
     timeline: RequestTimeline
-    principal: Principal | None = None  # None: not authenticated
+    principal: Principal = UNAUTHENTICATED
     # The model of the engine below; the requested one where no engine was reached, or all failed.
     model: str = UNKNOWN_MODEL
     # The last engine that the request has reached, possibly of a fallback. From then on it costs
@@ -57,13 +57,13 @@ class RequestContext(msgspec.Struct, eq=False):
             exchange.method,
             self.aborted_status or exchange.status,
             total_s,
-            "-" if principal is None else principal.id,
+            principal.id,
             self.model,
             self.engine,
             self.requested_model,
             self.queued_s,
             self.ttft_s,
-            owner="" if principal is None else principal.owner_name,
+            owner=principal.owner_name,
             bytes_in=self.bytes_in,
             bytes_out=exchange.bytes_out,
             usage=self.usage,

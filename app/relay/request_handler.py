@@ -8,7 +8,6 @@ before its body is read or scanned.
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from time import perf_counter
 
-from app.auth import Principal
 from app.errors import GatewayError
 from app.limits import LimitDecision, LimitRequest
 from app.relay.body_reader import (
@@ -45,38 +44,35 @@ from app.usage import BudgetReservation
 _NO_BUDGET = nullcontext()
 
 
-async def handle_request(
-    services: RelayServices, principal: Principal, request: RequestContext
-) -> None:
+async def handle_request(services: RelayServices, request: RequestContext) -> None:
     """Handle a request to its end. Raises GatewayError, Truncated, ClientStalled."""
-    exchange, in_flight = request.exchange, services.in_flight
+    exchange, key_id, in_flight = request.exchange, request.principal.id, services.in_flight
     # Before the first wait: from now on the request is listed, and may be canceled.
-    in_flight.add(principal.id, request)
+    in_flight.add(key_id, request)
     try:
         if not request.endpoint.names_model:
             request.timeline.begin_limits(perf_counter())
-            with await _count_request(services, principal, request):
-                await relay_stored_response(services, principal, request)
+            with await _count_request(services, request):
+                await relay_stored_response(services, request)
             return
         raw = exchange.take_body()
         if raw is None:
             request.timeline.note_authenticated()
             raw = await read_if_small(exchange, services.bounds.body_bytes)
         if raw is not None and len(raw) <= SMALL_BYTES and is_quick(raw):
-            plan = await _plan_quick(services, principal, request, raw)
-            await _serve(services, principal, request, plan, precharged=False)
+            plan = await _plan_quick(services, request, raw)
+            await _serve(services, request, plan, precharged=False)
             return
         request.timeline.note_authenticated()
         with ExitStack() as held:
-            plan, precharged = await _plan_large(services, principal, request, raw, held)
-            await _serve(services, principal, request, plan, precharged=precharged)
+            plan, precharged = await _plan_large(services, request, raw, held)
+            await _serve(services, request, plan, precharged=precharged)
     finally:
-        in_flight.discard(principal.id, request)
+        in_flight.discard(key_id, request)
 
 
 async def _serve(
     services: RelayServices,
-    principal: Principal,
     request: RequestContext,
     plan: BodyPlan,
     *,
@@ -87,7 +83,9 @@ async def _serve(
     `precharged`: the request and its slot are charged already.
     """
     planned_at = perf_counter()
-    model, endpoint, bounds = plan.model, request.endpoint, services.bounds
+    model, endpoint, bounds, principal = (
+        plan.model, request.endpoint, services.bounds, request.principal,
+    )  # fmt: skip
     limits = LimitRequest(
         key_id=principal.id,
         key=principal.limits,
@@ -103,15 +101,15 @@ async def _serve(
     request.exchange.rate_lines = decision.header_lines
     with decision:
         budgeting: AbstractContextManager[BudgetReservation | None] = (
-            await _reserve_budget(services, principal, request, plan)
+            await _reserve_budget(services, request, plan)
             if principal.has_budget and endpoint.metered
             else _NO_BUDGET
         )
         with budgeting as budget:
             if request.output_bound is not None:
-                plan = plan_request(services, principal, request, plan.body, model)
+                plan = plan_request(services, request, plan.body, model)
             reservation = Reservation(decision, budget, bounds.cached_weight)
-            model_request = ModelRequest(services, principal, request, reservation)
+            model_request = ModelRequest(services, request, reservation, planned_at)
             chain: FallbackChain | None = None
             keep_alive: KeepAlive | None = None
             if bounds.keepalive_s and plan.is_true("stream"):
@@ -119,15 +117,15 @@ async def _serve(
                 keep_alive = KeepAlive(request.exchange, bounds.keepalive_s)
             try:
                 if endpoint.label == RESPONSES:
-                    request.pinned_engine = await find_previous_engine(services, principal, plan)
+                    request.pinned_engine = await find_previous_engine(services, request, plan)
                 if model.on_demand:
-                    chain = _fallback_chain(services, principal, request, model)
-                await model_request.serve(plan, limits, planned_at, chain)
+                    chain = _fallback_chain(services, request, model)
+                await model_request.serve(plan, limits, chain)
             except CANNOT_SERVE as error:
                 # A traceback would keep the body until the next garbage collection.
                 fault = error.with_traceback(None)
-                chain = chain or _fallback_chain(services, principal, request, model)
-                fallback = Fallback(services, principal, request, model_request, chain, fault)
+                chain = chain or _fallback_chain(services, request, model)
+                fallback = Fallback(services, request, model_request, chain, fault)
                 await fallback.serve(plan, limits)
             finally:
                 if keep_alive is not None:
@@ -135,21 +133,20 @@ async def _serve(
 
 
 def _fallback_chain(
-    services: RelayServices, principal: Principal, request: RequestContext, model: Model
+    services: RelayServices, request: RequestContext, model: Model
 ) -> FallbackChain | None:
     """Return the fallbacks of a request; None: it has none."""
     if request.pinned_engine is not None or not model.fallbacks:
         return None
-    return FallbackChain(services, model, principal.allows, request.endpoint.label)
+    return FallbackChain(services, model, request)
 
 
-async def _count_request(
-    services: RelayServices, principal: Principal, request: RequestContext
-) -> LimitDecision:
+async def _count_request(services: RelayServices, request: RequestContext) -> LimitDecision:
     """Charge a request and its slot, without tokens; the caller enters the decision.
 
     Raises ServiceUnavailable; entering raises RateLimited.
     """
+    principal = request.principal
     limits = LimitRequest(
         principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=principal.owner
     )
@@ -160,14 +157,14 @@ async def _count_request(
 
 
 async def _reserve_budget(
-    services: RelayServices, principal: Principal, request: RequestContext, plan: BodyPlan
+    services: RelayServices, request: RequestContext, plan: BodyPlan
 ) -> BudgetReservation:
     """Reserve tokens of the key's and its owner's budgets.
 
     Sets `request.output_bound` for a request without an output limit. Raises QuotaUsedUp and
     ServiceUnavailable.
     """
-    cost = plan.cost
+    cost, principal = plan.cost, request.principal
     elastic = plan.elastic_tokens(request.endpoint.label)
     budget = await services.budgets.reserve(
         principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic,
@@ -178,23 +175,20 @@ async def _reserve_budget(
     return budget
 
 
-async def _plan_quick(
-    services: RelayServices, principal: Principal, request: RequestContext, raw: bytes
-) -> BodyPlan:
+async def _plan_quick(services: RelayServices, request: RequestContext, raw: bytes) -> BodyPlan:
     """Parse a body that is quick to parse, and plan the request. Raises GatewayError."""
     request.bytes_in = len(raw)
     try:
         check_size(raw, services.bounds.body_bytes)
         body = parse(request.exchange.header(b"content-type"), raw)
-        return _plan_for_model(services, principal, request, body)
+        return _plan_for_model(services, request, body)
     except GatewayError:
-        with await _count_request(services, principal, request):
+        with await _count_request(services, request):
             raise  # a request that is refused counts all the same
 
 
 async def _plan_large(
     services: RelayServices,
-    principal: Principal,
     request: RequestContext,
     raw: bytes | None,
     held: ExitStack,
@@ -205,15 +199,15 @@ async def _plan_large(
     GatewayError.
     """
     exchange, limit = request.exchange, services.bounds.body_bytes
-    memory = services.body_memory.open(principal.id, exchange.peer)
+    memory = services.body_memory.open(request.principal.id, exchange.peer)
     if raw is not None and len(raw) <= limit and is_quick(raw):
         try:
             held.enter_context(memory).take(len(raw))
         except GatewayError:
-            with await _count_request(services, principal, request):
+            with await _count_request(services, request):
                 raise
-        return await _plan_quick(services, principal, request, raw), False
-    held.enter_context(await _count_request(services, principal, request))
+        return await _plan_quick(services, request, raw), False
+    held.enter_context(await _count_request(services, request))
     held.enter_context(memory)
     if raw is None:
         check_announced_size(exchange, limit)
@@ -222,16 +216,14 @@ async def _plan_large(
         request.bytes_in = len(raw)
         check_size(raw, limit)
         body = await scan_body(exchange, raw, memory, services.scan_turns)
-    return _plan_for_model(services, principal, request, body), True
+    return _plan_for_model(services, request, body), True
 
 
-def _plan_for_model(
-    services: RelayServices, principal: Principal, request: RequestContext, body: ParsedBody
-) -> BodyPlan:
+def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:
     """Return the plan for the model that a body names. Raises GatewayError."""
-    model = services.catalogue.find(body.model, principal.allows)
+    model = services.catalogue.find(body.model, request.principal.allows)
     request.model, request.requested_model = model.name, body.model
     label = request.endpoint.label
     if not model.serves(label):
         raise model.not_served(label, body.model)
-    return plan_request(services, principal, request, body, model)
+    return plan_request(services, request, body, model)

@@ -4,7 +4,6 @@ import logging
 
 import msgspec
 
-from app.auth import Principal
 from app.database import DatabaseUnavailable, ValuesRejected
 from app.errors import (
     EngineFailed,
@@ -32,7 +31,7 @@ _text = msgspec.json.Decoder(str)
 
 
 async def find_previous_engine(
-    services: RelayServices, principal: Principal, plan: BodyPlan
+    services: RelayServices, request: RequestContext, plan: BodyPlan
 ) -> str | None:
     """Return the name of the engine that stores the response which a request continues; None: none.
 
@@ -47,7 +46,7 @@ async def find_previous_engine(
         response_id = _text.decode(previous)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise RouteNotFound(NOT_FOUND) from None
-    found = await _find(services.stored, response_id, principal)
+    found = await _find(services, request, response_id)
     if found is None or found.model != model.name:
         raise RouteNotFound(NOT_FOUND)
     if all(replica.engine.name != found.engine for replica in model.replicas):
@@ -56,14 +55,14 @@ async def find_previous_engine(
 
 
 async def claim(
-    stored: StoredResponses, response_id: str, principal: Principal, model: Model, replica: Replica
+    stored: StoredResponses, response_id: str, key_id: str, model: Model, replica: Replica
 ) -> None:
     """Record the owner of a response, before the client can know its ID.
 
     Raises ServiceUnavailable, and GatewayError if the database rejects the response's owner.
     """
     try:
-        await stored.claim(response_id, principal.id, model.name, replica.engine.name)
+        await stored.claim(response_id, key_id, model.name, replica.engine.name)
     except DatabaseUnavailable:
         raise _unavailable() from None
     except ValuesRejected as error:
@@ -71,16 +70,14 @@ async def claim(
         raise GatewayError("the response cannot be stored; retrying will not help") from None
 
 
-async def relay_stored_response(
-    services: RelayServices, principal: Principal, request: RequestContext
-) -> None:
+async def relay_stored_response(services: RelayServices, request: RequestContext) -> None:
     """Relay a request for a stored response to the engine that has it. Raises GatewayError.
 
     Its body is not forwarded: the path says everything.
     """
     exchange = request.exchange
-    with await services.admission.acquire(None, principal.id):
-        model, replica = await _find_replica(services, principal, exchange.path)
+    with await services.admission.acquire(None, request.principal.id):
+        model, replica = await _find_replica(services, request)
         request.model, request.engine = model.name, replica.engine.name
         request.timeline.begin_attempt(replica.engine.name)
         engine_id = services.engine_ids.next(exchange.request_id)
@@ -104,15 +101,13 @@ async def relay_stored_response(
             replica.in_flight -= 1
 
 
-async def _find_replica(
-    services: RelayServices, principal: Principal, path: str
-) -> tuple[Model, Replica]:
+async def _find_replica(services: RelayServices, request: RequestContext) -> tuple[Model, Replica]:
     """Return the model and the replica of the stored response in a path.
 
     Raises RouteNotFound where the caller has none of that ID, or its engine has been removed.
     """
-    found = await _find(services.stored, path.split("/")[3], principal)
-    if found is None or not principal.allows(found.model):
+    found = await _find(services, request, request.exchange.path.split("/")[3])
+    if found is None or not request.principal.allows(found.model):
         raise RouteNotFound(NOT_FOUND)
     for model in services.catalogue.models:
         for replica in model.replicas:
@@ -122,10 +117,10 @@ async def _find_replica(
 
 
 async def _find(
-    stored: StoredResponses, response_id: str, principal: Principal
+    services: RelayServices, request: RequestContext, response_id: str
 ) -> StoredResponse | None:
     try:
-        return await stored.find(response_id, principal.id)
+        return await services.stored.find(response_id, request.principal.id)
     except DatabaseUnavailable:
         raise _unavailable() from None
 

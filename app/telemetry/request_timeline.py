@@ -85,15 +85,9 @@ class RequestTimeline(msgspec.Struct, gc=False):
         else:
             self.last = last.previous
 
-    def begin_attempt(
-        self, engine: str, fault: EngineError | None = None, now: float | None = None
-    ) -> None:
-        """Note an attempt at an engine; `fault` is what the previous attempt failed with.
-
-        `now` is the time, by perf_counter, where the caller has just asked for it.
-        """
-        if now is None:
-            now = perf_counter()
+    def begin_attempt(self, engine: str, fault: EngineError | None = None) -> None:
+        """Note an attempt at an engine; `fault` is what the previous attempt failed with."""
+        now = perf_counter()
         if self.last is None and self.engine is None:
             self.engine = engine
             self.asked = now
@@ -182,9 +176,7 @@ class NoTimeline(RequestTimeline):
     def end(self, *, waited: bool) -> None:
         pass
 
-    def begin_attempt(
-        self, engine: str, fault: EngineError | None = None, now: float | None = None
-    ) -> None:
+    def begin_attempt(self, engine: str, fault: EngineError | None = None) -> None:
         pass
 
     def answered(self, status: int) -> None:

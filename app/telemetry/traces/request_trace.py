@@ -56,10 +56,8 @@ class RequestTrace(RequestTimeline, kw_only=True):
         """True if spans are exported for it; engines receive its IDs either way."""
         return self.sampled_id is not None
 
-    def begin_attempt(
-        self, engine: str, fault: EngineError | None = None, now: float | None = None
-    ) -> None:
-        RequestTimeline.begin_attempt(self, engine, fault, now)
+    def begin_attempt(self, engine: str, fault: EngineError | None = None) -> None:
+        RequestTimeline.begin_attempt(self, engine, fault)
         attempt = self._last_step()
         assert attempt is not None
         attempt.span_id = self.new_id()

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from app.auth import Principal
 from app.relay.request_context import RequestContext
 from app.relay.request_handler import handle_request
 from app.relay.services import RelayServices
@@ -383,10 +382,8 @@ async def test_every_end_of_a_request_is_recorded_once(
 async def test_facts_of_a_continuation_are_in_the_line_and_the_usage_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def handle(
-        services: RelayServices, principal: Principal, request: RequestContext
-    ) -> None:
-        await handle_request(services, principal, request)
+    async def handle(services: RelayServices, request: RequestContext) -> None:
+        await handle_request(services, request)
         request.continued, request.recomputed_tokens = 1, 90
         request.not_continued = "died_again"
 

@@ -58,7 +58,8 @@ BEFORE = [("auth", 0, 1, ""), ("body", 1, 2, "")]
 
 def test_plain_request(clock: Clock) -> None:
     timeline = admitted(clock)
-    timeline.begin_attempt("demo-0", None, 100.03)
+    clock.now = 100.03
+    timeline.begin_attempt("demo-0")
     clock.now = 100.5
     timeline.answered(200)
     assert shown(record(0.51), timeline) == [
@@ -75,7 +76,8 @@ def test_stream_that_waited_for_load_and_queue_and_for_its_client(clock: Clock) 
     timeline.begin("queue", 7)
     clock.now = 100.33
     timeline.end(waited=True)
-    timeline.begin_attempt("demo-1", None, 100.34)
+    clock.now = 100.34
+    timeline.begin_attempt("demo-1")
     timeline.answered(200)
     assert shown(record(1.0, ttft_s=0.5, client_wait_s=0.2), timeline) == [
         *BEFORE, ("limits", 2, 3, ""), ("load_wait", 3, 13, ""), ("queue", 13, 34, "position 7"),
@@ -87,7 +89,8 @@ def test_wait_that_was_none_is_no_phase(clock: Clock) -> None:
     timeline = admitted(clock)
     timeline.begin("load_wait")
     timeline.end(waited=False)
-    timeline.begin_attempt("demo-0", None, 100.04)
+    clock.now = 100.04
+    timeline.begin_attempt("demo-0")
     assert [name for name, *_ in shown(record(0.1), timeline)] == [
         "auth", "body", "limits", "generate",
     ]  # fmt: skip
@@ -95,11 +98,14 @@ def test_wait_that_was_none_is_no_phase(clock: Clock) -> None:
 
 def test_failed_attempts_and_a_fallback(clock: Clock) -> None:
     timeline = admitted(clock)
-    timeline.begin_attempt("demo-0", None, 100.03)
-    timeline.begin_attempt("demo-1", EngineNotReady("gone"), 100.04)
+    clock.now = 100.03
+    timeline.begin_attempt("demo-0")
+    clock.now = 100.04
+    timeline.begin_attempt("demo-1", EngineNotReady("gone"))
     clock.now = 100.05
     timeline.failed("demo", "engine_unavailable")
-    timeline.begin_attempt("small-0", None, 100.06)
+    clock.now = 100.06
+    timeline.begin_attempt("small-0")
     assert shown(record(0.2), timeline)[2:] == [
         ("limits", 2, 3, ""), ("attempt", 3, 4, "demo-0, failed: EngineUnavailable"),
         ("attempt", 4, 6, "demo-1, failed: engine_unavailable"), ("generate", 6, 20, "small-0"),
@@ -110,7 +116,8 @@ def test_model_without_an_engine_fails_where_it_is(clock: Clock) -> None:
     timeline = admitted(clock)
     clock.now = 100.03
     timeline.failed("demo", "engine_unavailable")
-    timeline.begin_attempt("small-0", None, 100.04)
+    clock.now = 100.04
+    timeline.begin_attempt("small-0")
     assert shown(record(0.2), timeline)[2:] == [
         ("limits", 2, 4, "failed: engine_unavailable"), ("generate", 4, 20, "small-0"),
     ]  # fmt: skip
@@ -118,10 +125,12 @@ def test_model_without_an_engine_fails_where_it_is(clock: Clock) -> None:
 
 def test_interrupted_stream(clock: Clock) -> None:
     timeline = admitted(clock)
-    timeline.begin_attempt("demo-0", None, 100.03)
+    clock.now = 100.03
+    timeline.begin_attempt("demo-0")
     clock.now = 100.3
     timeline.interrupted(EngineDied("killed"))
-    timeline.begin_attempt("demo-1", EngineDied("killed"), 100.4)
+    clock.now = 100.4
+    timeline.begin_attempt("demo-1", EngineDied("killed"))
     clock.now = 100.5
     timeline.resumed()
     assert shown(record(1.0, ttft_s=0.1), timeline)[3:] == [
@@ -158,7 +167,7 @@ def note(timeline: RequestTimeline, kind: str, now: float) -> None:
         case "end" | "none" if waits:
             timeline.end(waited=kind == "end")
         case "attempt":
-            timeline.begin_attempt("demo-0", None, now)
+            timeline.begin_attempt("demo-0")
         case "fault":
             timeline.begin_attempt("demo-1", EngineDied("killed"))
         case "answered":

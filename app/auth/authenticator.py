@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 CACHE_SIZE = 10_000
 # Lifetime of a cached unknown digest, unless a change removes it earlier.
 UNKNOWN_TTL_S = 10.0
-# IDs of keys key_digest in memory, about 100 bytes each; if there are more, none are.
+# IDs of keys that are kept in memory, about 100 bytes each; if there are more, none are.
 MAX_IDS = 100_000
 POLL_S = 0.5
 FLUSH_S = 60.0

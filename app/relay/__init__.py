@@ -15,7 +15,7 @@ once.
 4. **Serve** (`model_request.py`). A model that is loaded on demand is leased; the fair queue gives
    a permit; the routing policy chooses a replica, and after a failure another (`attempts.py`). A
    model that cannot serve is replaced by its fallbacks (`fallbacks.py`, `fallback_chain.py`).
-5. **Forward** (`forward.py`). The engine's request is built (`engine_request.py`) and its response
+5. **Forward** (`forward.py`). The engine's request is built (`call_builder.py`) and its response
    sent on: whole (`response.py`) or chunk by chunk (`stream.py`).
 6. **Settle** (`model_request.py`, `billing.py`). Reported usage, or an estimate, replaces what was
    reserved; permit, lease and slot are released.
@@ -26,9 +26,8 @@ cancel the request's task at whatever it awaits, so no step polls for them. `Req
 and cancels requests.
 """
 
-from app.relay.forecasts import Forecasts
-from app.relay.in_flight import RequestsInFlight
 from app.relay.relay import CLIENT_CLOSED_REQUEST, Relay
+from app.relay.request_context import RequestsInFlight
 from app.relay.request_directory import (
     IN_FLIGHT,
     OUTCOMES,
@@ -36,7 +35,7 @@ from app.relay.request_directory import (
     RequestFilter,
     RequestView,
 )
-from app.relay.services import RelayBounds, RelayServices, memory_bounds
+from app.relay.services import Forecasts, RelayBounds, RelayServices, memory_bounds
 
 __all__ = [
     "CLIENT_CLOSED_REQUEST",

@@ -8,8 +8,7 @@ from typing import Self
 import msgspec
 
 from app.continuation import ENDPOINTS, WITH_IDS, Origin, Recording, Ways, choose_ways
-from app.relay.engine_call import EngineCall
-from app.relay.engine_request import build_engine_request
+from app.relay.engine_call import EngineCall, build_engine_request
 from app.relay.request_context import RequestContext
 from app.relay.services import RelayServices
 from app.request_body import COMPLETIONS, RESPONSES, BodyPlan, new_response_id, with_response_id
@@ -77,8 +76,8 @@ class CallBuilder(msgspec.Struct, frozen=True):
             prompt=plan.cost.prompt,
             withhold_usage=rewrite.withhold_usage,
             one_choice=rewrite.one_choice,
-            wide=bool(plan.value("logprobs")),
-            opened=self.request.endpoint.label != COMPLETIONS,
+            has_logprobs=bool(plan.value("logprobs")),
+            opens_without_token=self.request.endpoint.label != COMPLETIONS,
             fingerprint=replica.fingerprint,
             withhold_metadata=rewrite.withhold_metadata,
             model_line=self.model.header_line,

@@ -15,14 +15,13 @@ from app.admission import Permit
 from app.errors import EngineOverloaded, EngineUnavailable
 from app.limits import LimitRequest
 from app.relay.attempts import Attempts
-from app.relay.billing import billed_usage
+from app.relay.billing import Reservation, billed_usage
 from app.relay.call_builder import CallBuilder
 from app.relay.continuation import StreamContinuation
 from app.relay.engine_call import CallResult
 from app.relay.fallback_chain import FallbackChain
 from app.relay.forward import Interrupted, forward
 from app.relay.request_context import RequestContext
-from app.relay.reservation import Reservation
 from app.relay.response import NotRouted
 from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
@@ -41,7 +40,7 @@ _NO_LEASE = nullcontext()
 class ModelRequest:
     """One request at one model, and after that failed, at another."""
 
-    __slots__ = ("_asked", "_deaths", "_planned_at", "_request", "_services", "reservation")
+    __slots__ = ("_deaths", "_planned_at", "_request", "_services", "_tried", "reservation")
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class ModelRequest:
         self._request = request
         self.reservation = reservation
         self._planned_at = planned_at
-        self._asked = False  # a model has given it a permit
+        self._tried = False  # at the requested model, which comes first
         self._deaths = 0  # of engines that had been sent the request, of whatever model
 
     async def serve(
@@ -69,6 +68,7 @@ class ModelRequest:
         The wait for a load ends early when a fallback of `chain` is up before.
         """
         services, principal, model = self._services, self._request.principal, plan.model
+        is_first, self._tried = not self._tried, True
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
         with await self._lease(model, chain) if model.on_demand else _NO_LEASE as lease:
@@ -82,8 +82,7 @@ class ModelRequest:
             with permit:
                 # A reload may have replaced its engines while the request waited.
                 model = services.catalogue.current(model)
-                if not self._asked:
-                    self._asked = True
+                if is_first:
                     overhead_s = perf_counter() - self._planned_at - (self._request.queued_s or 0.0)
                     services.metrics.overhead.observe((model.name,), overhead_s)
                 await self._send(plan, model, permit, lease)

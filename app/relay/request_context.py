@@ -1,12 +1,17 @@
-"""The working memory of one request: the relay's facts and decisions while it is in flight."""
+"""The requests in flight, and the working memory of each: the relay's facts and decisions."""
+
+from collections.abc import Iterator
 
 import msgspec
 
 from app.asgi import ClientExchange
 from app.auth import UNAUTHENTICATED, Principal
+from app.errors import InvalidApiKey
 from app.request_body import Endpoint
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
+
+KEY_DISABLED = "this API key was disabled while its request was under way"
 
 
 class RequestContext(msgspec.Struct, eq=False):
@@ -76,3 +81,42 @@ class RequestContext(msgspec.Struct, eq=False):
             recomputed_tokens=self.recomputed_tokens,
             not_continued=self.not_continued,
         )
+
+
+class RequestsInFlight:
+    """The requests in flight by key, so that they can be listed, and ended from outside."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, set[RequestContext]] = {}  # none is empty
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_key.values()))
+
+    def __iter__(self) -> Iterator[RequestContext]:
+        """Yield the requests, of one key after another."""
+        for requests in self._by_key.values():
+            yield from requests
+
+    def of_key(self, key_id: str) -> tuple[RequestContext, ...]:
+        """Return the requests of a key."""
+        return tuple(self._by_key.get(key_id, ()))
+
+    def add(self, key_id: str, request: RequestContext) -> None:
+        """Add a request that begins."""
+        requests = self._by_key.get(key_id)
+        if requests is None:
+            self._by_key[key_id] = {request}
+        else:
+            requests.add(request)
+
+    def discard(self, key_id: str, request: RequestContext) -> None:
+        """Remove a request that has ended."""
+        requests = self._by_key[key_id]
+        requests.discard(request)
+        if not requests:
+            del self._by_key[key_id]
+
+    def end_requests(self, key_id: str) -> None:
+        """End every request of a key that was disabled."""
+        for request in self.of_key(key_id):
+            request.exchange.cut(InvalidApiKey(KEY_DISABLED))

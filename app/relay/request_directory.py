@@ -14,9 +14,8 @@ from time import perf_counter
 import msgspec
 
 from app.errors import RequestCanceled
-from app.relay.in_flight import RequestsInFlight
 from app.relay.relay import outcome
-from app.relay.request_context import RequestContext
+from app.relay.request_context import RequestContext, RequestsInFlight
 from app.telemetry import RecentRequests, RequestPhase, RequestRecord, RequestTimeline
 from app.telemetry import request_phases as phases_of
 

@@ -10,6 +10,7 @@ from time import perf_counter
 
 from app.errors import GatewayError
 from app.limits import LimitDecision, LimitRequest
+from app.relay.billing import Reservation
 from app.relay.body_reader import (
     check_announced_size,
     check_size,
@@ -22,7 +23,6 @@ from app.relay.fallbacks import Fallback
 from app.relay.model_request import ModelRequest
 from app.relay.request_context import RequestContext
 from app.relay.request_plan import plan_request
-from app.relay.reservation import Reservation
 from app.relay.services import RelayServices
 from app.relay.stored_responses import find_previous_engine, relay_stored_response
 from app.relay.stream import KeepAlive

@@ -1,13 +1,15 @@
-"""Forwards an engine's plain response to the client byte for byte, and sends errors."""
+"""Forwards an engine's plain response to the client byte for byte, and sends errors.
+
+An engine's own error is translated between the dialects of OpenAI and Anthropic.
+"""
 
 import logging
 
 import msgspec
 
 from app.asgi import ClientExchange, Headers
-from app.errors import EngineFailed, EngineTooSlow, GatewayError
+from app.errors import Dialect, EngineFailed, EngineTooSlow, GatewayError
 from app.relay.engine_call import CallResult
-from app.relay.error_dialects import translate_error
 from app.relay.request_context import RequestContext
 from app.sse import as_event, error_event
 from app.usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
@@ -28,6 +30,32 @@ METADATA = b"metadata"
 KEY_REJECTED = (401, 403)
 # vLLM's response where its model has no such task, hence no such route (Starlette's wording).
 NO_ROUTE = b'{"detail":"Not Found"}'
+
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+# An error object has a few hundred bytes.
+ERROR_BYTES = 64 * 1024
+
+
+class _Error(msgspec.Struct):
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error | None = None
+    type: str | None = None
+    message: str | None = None  # vLLM before 0.10 has no object around it
+
+
+_error_body = msgspec.json.Decoder(_ErrorBody)
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -167,3 +195,28 @@ def as_gateway_error(error: EngineError) -> GatewayError:
     if isinstance(error, EngineTimeout):
         return EngineTooSlow("the engine stopped answering in time")
     return EngineFailed("the engine failed before its answer was whole")
+
+
+def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
+    """Return an engine's error object in a dialect; None: it is already, or is no error object.
+
+    vLLM refuses some requests to /v1/messages in OpenAI's form, and a server that speaks
+    Anthropic's may stand behind an OpenAI path. The message is the engine's own.
+    """
+    if len(body) > ERROR_BYTES:
+        return None
+    try:
+        parsed = _error_body.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    anthropic = parsed.type == "error"
+    message = parsed.error.message if parsed.error is not None else parsed.message
+    if message is None or anthropic is (dialect is Dialect.ANTHROPIC):
+        return None
+    if dialect is Dialect.ANTHROPIC:
+        fallback = "invalid_request_error" if status < 500 else "api_error"
+        error = {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}
+        return msgspec.json.encode({"type": "error", "error": error})
+    kind = parsed.error.type if parsed.error is not None else None
+    error_object = {"message": message, "type": kind, "param": None, "code": status}
+    return msgspec.json.encode({"error": error_object})

@@ -6,16 +6,16 @@ from typing import Self
 from app.admission import Admission
 from app.limits import Limiter
 from app.relay.body_reader import ScanTurns
-from app.relay.engine_request import EngineIds
-from app.relay.forecasts import Forecasts
-from app.relay.in_flight import RequestsInFlight
+from app.relay.engine_call import EngineIds
+from app.relay.request_context import RequestsInFlight
 from app.request_body import BodyMemory, BodyMemoryBounds, CacheSalts, FieldRuleCache
-from app.residency import OnDemandLoader, StartWaits
-from app.routing import Catalogue
+from app.residency import UP, Forecast, OnDemandLoader, StartWaits, remaining_s
+from app.routing import Catalogue, Model
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.metrics import Metrics
 from app.usage import Budgets
+from engines.base import EngineState
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,42 @@ def memory_bounds(settings: Settings) -> BodyMemoryBounds:
         server.body_memory_per_key_bytes,
         server.body_memory_per_peer_bytes,
     )
+
+
+class Forecasts:
+    """Forecasts when each model can serve, from the state of its engines and loads.
+
+    The rule that decides from these forecasts is pure (`app/residency/forecast.py`).
+    """
+
+    def __init__(self, catalogue: Catalogue, loader: OnDemandLoader) -> None:
+        self._catalogue = catalogue
+        self._loader = loader
+
+    def of(self, model: Model) -> Forecast | None:
+        """Return when a model can serve; None: nothing is known to bring it up."""
+        if model.on_demand:
+            return self._loader.forecast(model.name)
+        if model.ready:
+            return UP
+        starts = [s for r in model.replicas if (s := r.engine.starting) is not None]
+        if not starts:
+            return None
+        rests = [remaining_s(start.elapsed_s, start.expected_s) for start in starts]
+        return Forecast(min((rest for rest in rests if rest is not None), default=None))
+
+    def any_serves(self) -> bool:
+        """Return whether some model is ready or can be loaded on demand."""
+        return any(
+            model.ready or (model.on_demand and self.of(model) is not None)
+            for model in self._catalogue.models
+        )
+
+    @property
+    def starts_queue(self) -> bool:
+        """True if a load that begins now waits for other loads."""
+        starting = (e.state is EngineState.STARTING for e in self._catalogue.engines)
+        return sum(starting) >= self._loader.slots
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from app.errors import (
     RouteNotFound,
     ServiceUnavailable,
 )
-from app.relay.engine_call import CallResult, EngineCall
-from app.relay.engine_request import build_engine_request
+from app.relay.engine_call import CallResult, EngineCall, build_engine_request
 from app.relay.forward import forward
 from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted

@@ -45,12 +45,12 @@ class StreamMeter:
         *,
         withhold: bool = False,
         one_choice: bool = True,
-        wide: bool = False,
-        opened: bool = True,
+        has_logprobs: bool = False,
+        opens_without_token: bool = True,
     ) -> None:
-        """`wide`: events contain more than text, such as the logprobs of each token.
+        """`has_logprobs`: events contain more than text.
 
-        `opened`: the first event has no token, as everywhere except in completions.
+        `opens_without_token`: the first event has no token, as everywhere except in completions.
         """
         self.usage: Usage | None = None
         self.events = 0
@@ -58,8 +58,8 @@ class StreamMeter:
         self.fingerprint: str | None = None
         self._withhold = withhold
         self._one_choice = one_choice
-        self._wide = wide
-        self._opened = opened
+        self._has_logprobs = has_logprobs
+        self._opens_without_token = opens_without_token
         # Bytes of an event without its text: the first event of a stream has hardly any text.
         self._envelope = 0
         self._held: list[bytes] = []  # from a finishing chunk on, in order
@@ -100,9 +100,9 @@ class StreamMeter:
         """
         known = self.usage or Usage(prompt, 0)
         by_bytes = 0
-        if self._one_choice and not self._wide:
+        if self._one_choice and not self._has_logprobs:
             by_bytes = (bytes_out - self.events * self._envelope) // TOKEN_BYTES
-        completion = max(known.completion, self.events - self._opened, by_bytes, 0)
+        completion = max(known.completion, self.events - self._opens_without_token, by_bytes, 0)
         return msgspec.structs.replace(known, completion=completion, estimated=True)
 
     def _pass_event(self, event: bytes, out: list[bytes]) -> None:

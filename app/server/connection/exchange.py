@@ -318,7 +318,7 @@ class HttpExchange:
             reader.set_result(None)
 
     def cut(self, error: GatewayError) -> None:
-        """End the request with an error; see `app.relay.in_flight.Abortable`."""
+        """End the request with an error; see `app.asgi.ClientExchange`."""
         self._interrupt(error)
 
     def disconnect(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.relay.engine_request import EngineIds
+from app.relay.engine_call import EngineIds
 from tests.app.raw import asking, connected, request
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.relay import continuation
-from app.relay.in_flight import KEY_DISABLED
+from app.relay.request_context import KEY_DISABLED
 from app.sse import COMMENT
 from engines import remote as remote_engine
 from engines.base import EngineState

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.relay.in_flight import KEY_DISABLED
+from app.relay.request_context import KEY_DISABLED
 from app.server.connection import ClientConnection
 from tests.app.raw import Client, asking, connected, request
 from tests.fakes.vllm import Fake

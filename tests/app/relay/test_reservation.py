@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.limits import LimitDecision, Limiter, LimitRequest
-from app.relay.reservation import Reservation
+from app.relay.billing import Reservation
 from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 from app.usage import Usage

@@ -474,7 +474,7 @@ class TestEstimates:
         assert meter.so_far(100, 0) == Usage(100, count - 1, estimated=True)
 
     def test_first_event_of_a_completion_counts_as_a_token(self) -> None:
-        meter = StreamMeter(opened=False)
+        meter = StreamMeter(opens_without_token=False)
         carry(meter, [chunk("demo", {"content": "x"})] * 3)
         assert meter.so_far(100, 0) == Usage(100, 3, estimated=True)
 

@@ -211,7 +211,7 @@ _CONDITIONAL: Mapping[str, tuple[str, Callable[[bytes], bool]]] = MappingProxyTy
         "seed": ("seed", _is_empty),
         "echo": ("echo", _is_false),
         "include_reasoning": ("hidden_reasoning", _one_of(b"true")),
-        # Of completions it is a number, which is refused below.
+        # Completions have a number here, which is refused below.
         "logprobs": ("logprobs", lambda _: True),
         "top_logprobs": ("logprobs", lambda _: True),
         "use_beam_search": ("beam_search", _is_false),

@@ -143,7 +143,7 @@ class StreamContinuation:
             origin = origin.released()  # after the next load: the engine may have stayed
         self._request.timeline.interrupted(fault)
         if self._comments is None:
-            # To the first new bytes: comparing a repeated answer may take minutes as well.
+            # Sent until the first new bytes: comparing a repeated answer may take minutes as well.
             seconds = self._services.bounds.keepalive_s or KEEPALIVE_S
             self._comments = KeepAlive(self._request.exchange, seconds)
         wait_until = asyncio.get_running_loop().time() + self._recording.terms.wait_s

@@ -38,11 +38,11 @@ class RequestContext(msgspec.Struct, eq=False):
     meter: StreamMeter | None = None  # of its stream, from whatever engines
     fault: str | None = None  # what went wrong
     error: str | None = None  # the kind of fault, one of a bounded number of words
-    # In place of the response's status: 499, or what the connection has sent to a faulty request.
+    # Replaces the response's status: 499, or what the connection has sent to a faulty request.
     aborted_status: int | None = None
     client_gone: bool = False  # it left, or stopped reading, before its response was complete
-    # Of a stream: how often it went on at another engine, the tokens that were computed again for
-    # that, and the reason why it did not go on, one of a bounded number of words.
+    # How often a stream went on at another engine, the tokens that were computed again for that,
+    # and the reason why it did not go on, one of a bounded number of words.
     continued: int = 0
     recomputed_tokens: int = 0
     not_continued: str | None = None

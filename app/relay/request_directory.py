@@ -28,7 +28,7 @@ CANCELED_BY_KEY = "this request was canceled with its own key"
 
 
 class RequestView(msgspec.Struct, frozen=True):
-    """A request, in flight or ended. Of one in flight, the record is that of this moment."""
+    """A request, in flight or ended. The record of one in flight is that of this moment."""
 
     id: str
     record: RequestRecord
@@ -86,10 +86,10 @@ class RequestDirectory:
     ) -> list[RequestView]:
         """Return requests in flight, the oldest first."""
         under_way = sorted(self._contexts(chosen.key_id), key=_arrival)
-        records = ((_record_now(one), one) for one in under_way)
+        records = ((_record_now(request), request) for request in under_way)
         found = (
-            self._view_now(record, one)
-            for record, one in records
+            self._view_now(record, request)
+            for record, request in records
             if chosen.selects(record, IN_FLIGHT)
         )
         return list(islice(found, limit))

@@ -150,7 +150,8 @@ class GatewayRun:
             host = application.settings.server.host
             log.info(
                 "listening on %s:%d, starting engines; `vllm-gateway status` shows their progress",
-                *(host, port),
+                host,
+                port,
             )
             if metrics_sock is not None:
                 address = (application.settings.metrics.host, metrics_sock.getsockname()[1])

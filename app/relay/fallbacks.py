@@ -6,9 +6,8 @@ from typing import Any
 from app.errors import EngineFailed, EngineTooSlow, EngineUnavailable, GatewayError
 from app.limits import LimitRequest
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
-from app.relay.model_request import ModelRequest
+from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
-from app.relay.request_plan import plan_request
 from app.relay.services import RelayServices
 from app.request_body import BodyPlan, ParsedBody, reserved_tokens
 from app.residency import Ask, GiveUp, Use, Wait

@@ -26,7 +26,7 @@ from app.relay.response import NotRouted
 from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
-from app.request_body import BodyPlan
+from app.request_body import BodyPlan, BodyRules, ParsedBody, plan_body
 from app.residency import ModelLease, StartWait
 from app.routing import Model, Replica
 from app.telemetry import LOAD_WAIT, QUEUE
@@ -198,3 +198,19 @@ class ModelRequest:
         request.usage = usage = billed_usage(plan, result, canceled=canceled)
         if usage is not None:
             self.reservation.settle(usage)
+
+
+def plan_request(
+    services: RelayServices,
+    request: RequestContext,
+    body: ParsedBody,
+    model: Model,
+) -> BodyPlan:
+    """Return the plan of a request for a model, by its tenant's rules. Raises BadRequest."""
+    rules = BodyRules(
+        services.rules.get(model, request.principal),
+        services.salts.salt(model.isolation, request.principal),
+        services.bounds.default_output_tokens,
+        request.output_bound,
+    )
+    return plan_body(request.endpoint.label, body, model, rules)

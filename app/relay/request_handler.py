@@ -20,9 +20,8 @@ from app.relay.body_reader import (
 )
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.fallbacks import Fallback
-from app.relay.model_request import ModelRequest
+from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
-from app.relay.request_plan import plan_request
 from app.relay.services import RelayServices
 from app.relay.stored_responses import find_previous_engine, relay_stored_response
 from app.relay.stream import KeepAlive

@@ -64,9 +64,9 @@ def main() -> None:
         "device": current_platform.device_type,
         "sleep": current_platform.is_sleep_mode_available(),
         "flags": {
-            name.removeprefix("--"): described
+            name.removeprefix("--"): any_number
             for action in parser._actions
-            if (described := describe(action)) is not None
+            if (any_number := takes_any_number(action)) is not None
             for name in action.option_strings
             if name.startswith("--")
         },
@@ -76,22 +76,13 @@ def main() -> None:
     answer.flush()
 
 
-def describe(action: argparse.Action) -> dict[str, object] | None:
-    """Return the kind and choices of a flag, None for those that exit the parser."""
+def takes_any_number(action: argparse.Action) -> bool | None:
+    """Return whether a flag accepts every whole number, None for those that exit the parser."""
     if isinstance(action, argparse._HelpAction | argparse._VersionAction):
         return None
-    kind = "other"
-    if action.nargs == 0:
-        kind = "switch"
-    elif action.nargs is None:
-        name = getattr(action.type, "__name__", "")
-        kind = {"int": "integer", "float": "number", "str": "text"}.get(name, kind)
-        if name.startswith("human_readable_int"):
-            kind = "count"
-        elif action.type is None:
-            kind = "text"
-    choices = [str(choice) for choice in action.choices or ()] if kind != "other" else []
-    return {"kind": kind, "choices": choices}
+    name = getattr(action.type, "__name__", "")
+    whole = name == "int" or name.startswith("human_readable_int")
+    return whole and action.nargs is None and not action.choices
 
 
 def parsers() -> dict[str, list[str]]:

@@ -1,8 +1,8 @@
-"""The table of flags of `vllm serve`, and the faults that it finds in an engine's flags. Pure.
+"""The table of flags of `vllm serve`: it names the flag that an unknown one was meant to be. Pure.
 
-A table of names, kinds and choices finds nearly every mistake at once, and names the nearest flag.
-It never rejects what the parser accepts: values that it cannot check (JSON, lists, types of vLLM)
-are left to vLLM's parser (engines.flags.check).
+Values are left to vLLM's own parser (engines.flags.check), whose rejections are read here too. The
+table has also the names of the parsers of tool calls and reasoning, which vLLM looks up only in an
+engine that has loaded its model.
 """
 
 import difflib
@@ -33,16 +33,8 @@ _VALIDATION = re.compile(
     re.DOTALL,
 )
 _INVALID = re.compile(r"invalid \w+ value: ")
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
-_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?")
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag and the kind of its value; only vLLM can check the kind `other`."""
-
-    kind: str
-    choices: tuple[str, ...] = ()
+_SWITCH = re.compile(r"ignored explicit argument ")
+_CHOICE = re.compile(r"invalid choice: '(?P<given>.*?)' (?P<choices>\(choose from .*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +44,22 @@ class FlagTable:
     version: str
     device: str
     sleep: bool
-    flags: Mapping[str, Flag]
+    flags: frozenset[str]
+    # Those that accept any whole number.
+    counts: frozenset[str]
     parsers: Mapping[str, tuple[str, ...]]
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> "FlagTable":
-        """Return the table that dump.py printed. Raises LookupError, TypeError."""
-        flags = {
-            str(name): Flag(str(one["kind"]), tuple(map(str, one["choices"])))
-            for name, one in data["flags"].items()
-        }
-        parsers = {flag: tuple(map(str, data[key])) for flag, (key, _) in PARSERS.items()}
-        return cls(str(data["version"]), str(data["device"]), bool(data["sleep"]), flags, parsers)
+        """Return the table that dump.py printed. Raises LookupError, TypeError, AttributeError."""
+        return cls(
+            version=str(data["version"]),
+            device=str(data["device"]),
+            sleep=bool(data["sleep"]),
+            flags=frozenset(data["flags"]),
+            counts=frozenset(name for name, counts in data["flags"].items() if counts),
+            parsers={flag: tuple(map(str, data[key])) for flag, (key, _) in PARSERS.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +71,11 @@ class FlagFault:
 
 
 def find_faults(table: FlagTable, args: Mapping[str, FlagValue]) -> list[FlagFault]:
-    """Return the certain faults in an engine's flags."""
+    """Return the flags and parsers that vLLM does not have."""
     return [
         FlagFault(name, message)
         for name, value in args.items()
-        if value is not None and (message := _fault(table, args, name, value)) is not None
+        if value is not None and (message := _unknown(table, args, name, value)) is not None
     ]
 
 
@@ -104,7 +100,11 @@ def _plain(text: str) -> str:
         place, words = match["place"].replace("\n", ": "), " ".join(match["words"].split())
         return f"argument --{match['flag']}: {place}{words}" if match["flag"] else place + words
     words = " ".join(text.split()).removeprefix("Error: ")
-    return _INVALID.sub("it does not take ", words)
+    words = _SWITCH.sub("is true or false, not ", _INVALID.sub("it does not take ", words))
+    if match := _CHOICE.search(words):  # the list may be long: the nearest comes first
+        near = _nearest(match["given"], re.findall(r"'([^']*)'", match["choices"]))
+        words = f"{words[: match.start('choices') - 1]}{near} {match['choices']}"
+    return words
 
 
 def digest_command(table: FlagTable, words: Sequence[str]) -> str:
@@ -115,129 +115,34 @@ def digest_command(table: FlagTable, words: Sequence[str]) -> str:
     plain: list[str] = []
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        flag = table.flags.get(name)
-        count = flag is not None and flag.kind in ("integer", "count") and not flag.choices
-        plain.append(f"--{name}=1" if equals and count and value.isdecimal() else word)
+        count = equals and name in table.counts and value.isdecimal()
+        plain.append(f"--{name}=1" if count else word)
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
-def _fault(
+def _unknown(
     table: FlagTable, args: Mapping[str, FlagValue], name: str, value: FlagValue
 ) -> str | None:
-    stem, dot, _ = name.partition(".")
-    flag = table.flags.get(stem)
-    if value is False:
-        return _no(table, stem)
-    if flag is None:
-        return _unknown(table, stem)
-    if dot:
+    stem = name.partition(".")[0]
+    # argparse accepts an unambiguous abbreviation.
+    if not any(flag.startswith((stem, f"no-{stem}")) for flag in table.flags):
+        return f"vLLM {table.version} has no such flag{_nearest(stem, table.flags)}"
+    if name not in PARSERS or not isinstance(value, str):
         return None
-    if value is True:
-        # vLLM checks itself which values may be left out.
-        certain = flag.kind not in ("switch", "other")
-        return f"takes {_taken(flag)}, not true" if certain else None
-    if flag.kind == "switch":
-        return f"is true or false, not {_shown(name, value)}"
-    if isinstance(value, list | dict):
-        return f"takes {_taken(flag)}, not a list" if flag.kind in ("integer", "number") else None
-    if name in PARSERS:
-        return _parser(table, args, name, str(value))
-    return _value(flag, name, str(value))
-
-
-def _no(table: FlagTable, stem: str) -> str | None:
-    """Return the fault in a flag set to `false`, which becomes --no-x."""
-    if f"no-{stem}" in table.flags:
-        return None
-    flag = table.flags.get(stem)
-    if flag is None:
-        return _unknown(table, stem)
-    if flag.kind == "switch":
-        return "is off unless it is true: leave it out"
-    return f"takes {_taken(flag)}, not false"
-
-
-def _unknown(table: FlagTable, name: str) -> str | None:
-    """Return the fault in an unknown flag; argparse accepts an unambiguous abbreviation."""
-    meant = [flag for flag in table.flags if flag.startswith(name)]
-    if len(meant) == 1:
-        return None
-    if meant:
-        return (
-            f"stands for {len(meant)} flags of vLLM, {', '.join(sorted(meant)[:3])}…: write it out"
-        )
-    near = _nearest(name, table.flags)
-    hint = f"; did you mean {near}?" if near else ""
-    return f"vLLM {table.version} has no such flag{hint}"
-
-
-def _parser(table: FlagTable, args: Mapping[str, FlagValue], name: str, value: str) -> str | None:
     known, plugin = table.parsers[name], PARSERS[name][1]
     if not known or value in known or not value or args.get(plugin):
         return None
-    near = _nearest(value, known)
-    hint = f"; did you mean {near}?" if near else f"; there are {', '.join(known)}"
+    hint = _nearest(value, known) or f"; there are {', '.join(known)}"
     return f"vLLM {table.version} has no parser {_shown(name, value)}{hint}"
 
 
-def _value(flag: Flag, name: str, value: str) -> str | None:
-    if flag.choices:
-        if value in flag.choices:
-            return None
-        near = _nearest(value, flag.choices)
-        hint = f"; did you mean {near}?" if near else ""
-        return f"must be {_either(flag.choices)}, not {_shown(name, value)}{hint}"
-    wrong = (flag.kind == "integer" and not _is_whole(value)) or (
-        flag.kind == "number" and not _is_number(value)
-    )
-    return f"takes {_taken(flag)}, not {_shown(name, value)}" if wrong else None
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
-def _is_whole(value: str) -> bool:
-    if _WHOLE.fullmatch(value):
-        return True
-    try:
-        int(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_number(value: str) -> bool:
-    if _NUMBER.fullmatch(value):
-        return True
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _taken(flag: Flag) -> str:
-    if flag.choices:
-        return _either(flag.choices)
-    return {"integer": "a whole number", "count": "a whole number", "number": "a number"}.get(
-        flag.kind, "a value"
-    )
-
-
-def _either(choices: Sequence[str]) -> str:
-    if len(choices) == 1:
-        return choices[0]
-    *first, last = choices
-    return f"{', '.join(first)} or {last}"
-
-
-def _nearest(name: str, known: Collection[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.6)), None)
-
-
-def _shown(name: str, value: object) -> str:
-    if is_secret(name, str(value)):
-        return "that"
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "a mapping"
-    return _cut(redact_line(repr(value)), MAX_SHOWN)
+def _shown(name: str, value: str) -> str:
+    return "that" if is_secret(name, value) else _cut(redact_line(repr(value)), MAX_SHOWN)
 
 
 def _cut(text: str, longest: int) -> str:

@@ -22,6 +22,9 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # In vLLM's words; tests/engines/flags/test_check.py has them from vLLM.
     words = "Error: --enable-auto-tool-choice requires --tool-call-parser"
     parser.refuses["--enable-auto-tool-choice"] = words
+    choices = "'auto', 'bfloat16', 'float', 'float16', 'float32', 'half'"
+    words = f"argument --dtype: invalid choice: 'bflot16' (choose from {choices})"
+    parser.refuses["--dtype=bflot16"] = words
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())

@@ -82,8 +82,9 @@ WRONG = {
     ),
     "value that a flag does not take": Wrong(
         _engine("args: {dtype: bflot16}"),
-        ":6: model demo: engines[0].args.dtype: must be auto, bfloat16, float, float16, float32 "
-        "or half, not 'bflot16'; did you mean bfloat16?",
+        ":6: model demo: engines[0].args.dtype: vLLM refuses it: invalid choice: 'bflot16'; did "
+        "you mean bfloat16? (choose from 'auto', 'bfloat16', 'float', 'float16', 'float32', "
+        "'half')",
     ),
     "unknown tool-call parser": Wrong(
         _engine("args: {enable-auto-tool-choice: true, tool-call-parser: hermess}"),

@@ -182,6 +182,11 @@ def test_real_parser_agrees_with_the_fake_one(tmp_path: Path) -> None:
         {"compilation-config": "{oops"},
         {"enable-auto-tool-choice": True},
         {"max-model-len": "4q"},
+        {"dtype": "bflot16"},
+        {"tensor-parallel-size": 1.5},
+        {"enforce-eager": "yes"},
+        {"seed": False},
+        {"max-l": 1},
         {"chat-template": "/nope.jinja"},
         {"hf-token": "canary", "kv-transfer-config": "x"},
         {"help": True},
@@ -199,6 +204,13 @@ def test_real_parser_agrees_with_the_fake_one(tmp_path: Path) -> None:
         "enable-auto-tool-choice: vLLM refuses it: --enable-auto-tool-choice requires "
         "--tool-call-parser",
         "max-model-len: vLLM refuses it: it does not take '4q'",
+        "dtype: vLLM refuses it: invalid choice: 'bflot16'; did you mean bfloat16? (choose from "
+        "'auto', 'bfloat16', 'float', 'float16', 'float32', 'half')",
+        "tensor-parallel-size: vLLM refuses it: it does not take '1.5'",
+        "enforce-eager: vLLM refuses it: is true or false, not 'yes'",
+        "seed: vLLM refuses it: unrecognized arguments: --no-seed",
+        "max-l: vLLM refuses it: ambiguous option: --max-l=1 could match --max-log-len, "
+        "--max-logprobs, --max-loras, --max-lora-rank, --max-lora-cls-labels",
         "chat-template: vLLM refuses it: The supplied chat template string (/nope.jinja) appears "
         "path-like, but doesn't exist! Tried: /nope.jinja and /nope.jinja "
         "(parameter=chat_template)",

@@ -29,29 +29,7 @@ class TestFaults:
                 {"no_such": False},
                 f"no-such: vLLM {VERSION} has no such flag",
             ),
-            (
-                {"dtype": "bflot16"},
-                "dtype: must be auto, bfloat16, float, float16, float32 or half, not 'bflot16'; "
-                "did you mean bfloat16?",
-            ),
-            (
-                {"tensor_parallel_size": "two"},
-                "tensor-parallel-size: takes a whole number, not 'two'",
-            ),
-            (
-                {"tensor-parallel-size": 1.5},
-                "tensor-parallel-size: takes a whole number, not '1.5'",
-            ),
             ({"swap-space": "x"}, f"swap-space: vLLM {VERSION} has no such flag"),
-            (
-                {"gpu-memory-utilization": "much"},
-                "gpu-memory-utilization: takes a number, not 'much'",
-            ),
-            ({"enforce-eager": 1}, "enforce-eager: is true or false, not 1"),
-            ({"enforce-eager": "yes"}, "enforce-eager: is true or false, not 'yes'"),
-            ({"max-model-len": False}, "max-model-len: takes a whole number, not false"),
-            ({"max-model-len": True}, "max-model-len: takes a whole number, not true"),
-            ({"seed": [1, 2]}, "seed: takes a whole number, not a list"),
             (
                 {"tool-call-parser": "hermess"},
                 f"tool-call-parser: vLLM {VERSION} has no parser 'hermess'; did you mean hermes?",
@@ -65,10 +43,6 @@ class TestFaults:
     def test_mistake_is_one_fault(self, args: dict[str, Any], line: str) -> None:
         assert found(**args) == [line]
 
-    def test_ambiguous_abbreviation_names_some_of_its_flags(self) -> None:
-        [line] = found(**{"max-l": 1})
-        assert line.startswith("max-l: stands for 5 flags of vLLM, max-log-len, max-logprobs, ")
-
     @pytest.mark.parametrize(
         "args",
         [
@@ -76,8 +50,9 @@ class TestFaults:
             {"max_model_len": "4k"},
             {"max-model-len": "-1"},
             {"gpu-memory-util": 0.5},  # argparse takes it for the flag that it begins
-            {"gpu-memory-utilization": "5e-1"},
-            {"seed": "1_0"},  # int() does
+            {"max-l": 1},  # or refuses it, where it begins several
+            {"max-model-len": "many"},  # values are the parser's
+            {"max-model-len": False},
             {"enforce-eager": False},
             {"enforce-eager": None},
             {"compilation-config": {"mode": 3}},
@@ -90,11 +65,6 @@ class TestFaults:
     )
     def test_possibly_valid_flags_have_no_fault(self, args: dict[str, Any]) -> None:
         assert found(**args) == []
-
-    def test_secret_value_is_not_shown(self) -> None:
-        secret = table(flags={"hf-token": {"kind": "integer", "choices": []}})
-        [fault] = find_faults(secret, {"hf-token": "canary"})
-        assert fault.message == "takes a whole number, not that"
 
 
 class TestRejections:

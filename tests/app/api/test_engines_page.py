@@ -19,7 +19,7 @@ from tests.gateway import Gateway, remote, running, settings_for
 
 RUNNING = "vllm:num_requests_running"
 FAULTS = (
-    "failing", "html", "binary", "half_line", "gzip", "not_http", "dying",
+    "failing", "html", "binary", "gzip", "not_http", "dying",
     pytest.param("endless", marks=pytest.mark.slow),
 )  # fmt: skip
 Series = dict[tuple[str, str], float]
@@ -91,6 +91,15 @@ async def test_an_engine_with_an_invalid_page_is_left_out(tmp_path: Path, fault:
         assert await errors(gateway, "demo-0") == 1
         assert await errors(gateway, "demo-1") == 0
         assert (await gateway.chat()).status_code == 200
+
+
+async def test_a_page_that_ends_in_a_line_loses_that_line_alone(tmp_path: Path) -> None:
+    async with fleet(tmp_path, Fake(metrics="half_line"), Fake()) as gateway:
+        found = await series(gateway)
+        assert found[RUNNING, "demo-0"] == 0
+        assert ("vllm:generation_tokens_total", "demo-0") not in found
+        assert found["gateway_engine_up", "demo-0"] == 1
+        assert await errors(gateway, "demo-0") == 1
 
 
 async def test_an_engine_that_hangs_is_not_waited_for(

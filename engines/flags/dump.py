@@ -8,16 +8,15 @@ MiB, so this must not happen in the gateway. No model is read and no device is o
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 from typing import Any
 
+from engines.guard.process_tree import die_with_parent
+
 # Below the gateway's requests and the engines.
 NICENESS = 10
-PR_SET_PDEATHSIG = 1
 
 
 class Rejected(Exception):
@@ -28,7 +27,7 @@ def main() -> None:
     """Write the result to standard output; what vLLM prints goes to standard error."""
     # Killed with the gateway, even while vLLM hangs in its import (prctl(2)).
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent(os.getppid())
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.nice(NICENESS)

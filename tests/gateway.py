@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
+import pytest_asyncio
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -23,7 +25,8 @@ from app.main import create_app
 from app.server import gateway_server, metrics_server
 from app.server.listen import listen
 from app.settings import Settings, digest
-from tests.waiting import wait_until
+from tests.fakes.vllm import Fake
+from tests.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from app.telemetry.traces.tracer import Tracer
@@ -164,6 +167,44 @@ def serving_demo(
     """Run a gateway whose only model, demo, has remote engines; `model` are its other settings."""
     demo = {"name": "demo", "engines": [remote(url) for url in urls], **(model or {})}
     return running(settings_for(demo, run_dir=run_dir, **sections), settle=settle)
+
+
+def demo_gateway(*, shared: bool = False, anonymous: bool = False, **options: Any) -> Any:
+    """Return the fixture `gateway`: a model, demo, on the fake vLLM; nothing is left afterwards.
+
+    `options` are those of `serving_demo`. `shared`: one for all tests of a module, which run on
+    its loop; `anonymous`: its client has no key.
+    """
+
+    @asynccontextmanager
+    async def serving(fake: Fake, run_dir: Path) -> AsyncIterator[Gateway]:
+        async with serving_demo(run_dir, fake.url, **options) as gateway:
+            if anonymous:
+                del gateway.client.headers["authorization"]
+            yield gateway
+            await until_idle(gateway, fake)
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="module", name="gateway")
+    async def of_module(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+        async with Fake() as fake, serving(fake, tmp_path_factory.mktemp("gateway")) as gateway:
+            yield gateway
+
+    @pytest_asyncio.fixture(name="gateway")
+    async def of_test(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+        async with serving(fake, tmp_path) as gateway:
+            yield gateway
+
+    return of_module if shared else of_test
+
+
+async def until_idle(gateway: Gateway, fake: Fake) -> None:
+    """Return when nothing is under way; no slot, lease, connection or memory may be left."""
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
+    await fake.until_idle()
+    await wait_until(lambda: not gateway.server.tasks)
+    assert len(gateway.state.in_flight) == 0
+    assert gateway.state.admission.waiting == 0
+    assert gateway.state.body_memory.held == 0
 
 
 async def until_tasks_end(server: ServerState) -> None:

@@ -1,27 +1,17 @@
 """Fixtures for tests of the whole command."""
 
-import asyncio
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.app.usage.records import Faulty, opened
-from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, free_port, serving_demo
-from tests.waiting import PATIENCE_S, poll_until
+from tests.gateway import demo_gateway, free_port
+from tests.waiting import poll_until
 
-
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """A gateway whose only model, demo, is on the fake vLLM; nothing is under way afterwards."""
-    async with serving_demo(tmp_path, fake.url) as gateway:
-        yield gateway
-        await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
-        await fake.until_idle()
+gateway = demo_gateway()
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ The whole gateway runs, with a key store of its own and a fake engine behind it.
 import json
 import secrets
 import string
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,17 +15,14 @@ from hypothesis import strategies as st
 
 from app.settings import digest
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY, Gateway, serving_demo
+from tests.gateway import KEY, Gateway, demo_gateway
 from tests.gateway import ROOT_KEY as ADMIN
 
 CANARY = "canary-4d1f0a"
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url, model={"max_output_tokens": 100}) as one:
-        yield one
+gateway = demo_gateway(model={"max_output_tokens": 100})
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Two gateways, one Redis: together they admit what one bucket would, to the request.
 
-Two minutes of load, for a limit per minute that holds for one minute only proves nothing.
+The load is longer than a minute: a limit per minute that holds for one minute only proves nothing.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.services import PostgresServer, RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 
-SECONDS = 120.0
+SECONDS = 75.0
 CLIENTS = 16
 REQUESTS_PER_MINUTE = 60
 TOKENS_PER_MINUTE = 10_000
@@ -174,7 +174,7 @@ async def test_two_gateways_admit_what_one_bucket_would(
     )
     assert least - 1 <= len(admitted) <= most + 1
     assert streams.left > count / 5
-    for window in (1, 5, 20, 60, 120):
+    for window in (1, 5, 20, 60, SECONDS):
         assert most_in(records, window) <= curve(window) + reservation
     # Refunds are given: without them, reserving LONGEST each time, far fewer would have run.
     assert total > 0.9 * curve(SECONDS)

@@ -1,9 +1,7 @@
 """/admin/owners over HTTP, and what an owner's limits and budgets do to its keys."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,17 +9,13 @@ import pytest
 
 from tests.app.tenants import make_key, request_as_root
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, serving_demo
+from tests.gateway import ROOT, Gateway, demo_gateway
 from tests.waiting import PATIENCE_S
 
 Key = dict[str, str]
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url) as one:
-        del one.client.headers["authorization"]
-        yield one
+gateway = demo_gateway(anonymous=True)
 
 
 admin = partial(request_as_root, "/admin/owners")

@@ -1,8 +1,6 @@
 """/admin/requests over HTTP: what it shows, and what it never does."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +10,15 @@ import pytest
 from tests.app.raw import connected, request
 from tests.app.tenants import make_key, request_as_root
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY_ID, ROOT, Gateway, serving_demo
-from tests.waiting import PATIENCE_S, wait_until
+from tests.gateway import KEY_ID, ROOT, Gateway, demo_gateway, serving_demo
+from tests.waiting import wait_until
 
 PROMPT, ANSWER = "a canary of a prompt", "hello"
 BODY = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}]}
 CHAT = "/v1/chat/completions"
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url, model={"aliases": ["gpt-4o-mini"]}) as one:
-        yield one
-        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
-        await fake.until_idle()
+gateway = demo_gateway(model={"aliases": ["gpt-4o-mini"]})
 
 
 admin = partial(request_as_root, "/admin/requests")

@@ -1,30 +1,21 @@
 """The page of an account: a client's own key, its limits, budgets and usage, and nobody else's."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from app.usage import Usage
 from tests.app.console.test_usage_page import use
 from tests.app.console.visits import new_key, visiting
-from tests.fakes.vllm import Fake
-from tests.gateway import KEY, KEY_ID, Gateway, serving_demo
+from tests.gateway import KEY, KEY_ID, Gateway, demo_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PAGE = "/console/account"
 MARKUP = "<img src=x onerror=\"alert(1)\"> & 'quotes'"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with (
-        Fake() as engine,
-        serving_demo(tmp_path_factory.mktemp("account"), engine.url) as one,
-    ):
-        yield one
+gateway = demo_gateway(shared=True)
 
 
 async def account(gateway: Gateway, key: str) -> str:

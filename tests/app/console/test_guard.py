@@ -9,20 +9,14 @@ import pytest_asyncio
 
 from tests.app.console.visits import SAME_ORIGIN, new_key, visiting
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, KEY, ROOT_KEY, Gateway, serving_demo
+from tests.gateway import AUTH, KEY, ROOT_KEY, Gateway, demo_gateway, serving_demo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 CHAT_PATH = "/console/api/v1/chat/completions"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with (
-        Fake() as engine,
-        serving_demo(tmp_path_factory.mktemp("guard"), engine.url) as one,
-    ):
-        yield one
+gateway = demo_gateway(shared=True)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

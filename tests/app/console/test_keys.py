@@ -1,27 +1,17 @@
 """The pages of keys and owners: what each role sees, and that names are shown as text."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
-import pytest_asyncio
 
 from tests.app.console.visits import new_key, visiting
-from tests.fakes.vllm import Fake
-from tests.gateway import KEY, Gateway, serving_demo
+from tests.gateway import KEY, Gateway, demo_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MARKUP = "<img src=x onerror=\"alert(1)\"> & 'quotes'"
 ACTIONS = ("data-key-form", "data-rotate", "data-disable", "data-delete", "keys.js")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with (
-        Fake() as engine,
-        serving_demo(tmp_path_factory.mktemp("keys"), engine.url) as one,
-    ):
-        yield one
+gateway = demo_gateway(shared=True)
 
 
 async def page(visitor: httpx.AsyncClient, path: str, status: int = 200) -> str:

@@ -26,14 +26,6 @@ PAGE, REFRESH = "/console/requests", "/console/api/requests"
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "a canary of a prompt"}]}
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url) as one:
-        yield one
-        await one.state.admission.wait_until_idle()
-        await fake.until_idle()
-
-
 @asynccontextmanager
 async def in_flight(gateway: Gateway, headers: Mapping[str, str] = AUTH) -> AsyncIterator[str]:
     """Have a stream in flight; yield its ID."""

@@ -1,8 +1,6 @@
 """What each role may do by a session: what its key may do, from the console's own pages only."""
 
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -12,8 +10,7 @@ from app.console.visitor import PAGES
 from tests.app.api.test_admin_auth import BODIES, ROWS
 from tests.app.console.visits import visiting
 from tests.app.tenants import make_key
-from tests.fakes.vllm import Fake
-from tests.gateway import ROOT_KEY, Gateway, serving_demo
+from tests.gateway import ROOT_KEY, Gateway
 
 READERS = {Role.AUDITOR, Role.MANAGER, Role.ADMIN}
 # Who sees a page; a new page needs a row here.
@@ -29,12 +26,6 @@ MAY_SEE = {
     "account": {Role.CLIENT},
 }
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url) as one:
-        yield one
 
 
 async def key_of(gateway: Gateway, role: Role) -> str:

@@ -2,18 +2,15 @@
 
 import csv
 import io
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from app.usage import Usage
 from tests.app.console.visits import new_key, visiting
 from tests.app.usage.records import record
-from tests.fakes.vllm import Fake
-from tests.gateway import KEY, Gateway, serving_demo
+from tests.gateway import KEY, Gateway, demo_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PAGE = "/console/usage"
@@ -28,15 +25,7 @@ async def use(gateway: Gateway, **fields: Any) -> None:
         await gateway.client.get("/health")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with (
-        Fake() as engine,
-        serving_demo(
-            tmp_path_factory.mktemp("usage"), engine.url, model={"price": {"prompt": 2.0}}
-        ) as one,
-    ):
-        yield one
+gateway = demo_gateway(shared=True, model={"price": {"prompt": 2.0}})
 
 
 async def page(visitor: httpx.AsyncClient, query: str = "", status: int = 200) -> str:

@@ -1,18 +1,8 @@
 """A database that rejects values: callers learn that retrying does not help."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from tests.gateway import ROOT, Gateway, demo_gateway
 
-import pytest
-
-from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, serving_demo
-
-
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url, model={"stores_responses": True}) as gateway:
-        yield gateway
+gateway = demo_gateway(model={"stores_responses": True})
 
 
 async def reject_inserts(gateway: Gateway, table: str) -> None:

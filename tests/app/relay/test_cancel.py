@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +13,8 @@ from app.server.connection import ClientConnection
 from app.usage import UsageRecord
 from tests.app.raw import Client, asking, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY_ID, Gateway, serving_demo
-from tests.waiting import PATIENCE_S, wait_until
+from tests.gateway import KEY_ID, Gateway, demo_gateway
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 PATHS = [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/completions"]
@@ -23,16 +22,7 @@ CANCELED = "canceled by an operator"
 WAITING = "waits"  # the x-request-id of the request that is canceled
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """A gateway whose model serves one request at a time; nothing is left when a test ends."""
-    async with serving_demo(tmp_path, fake.url, model={"queue": {"max_in_flight": 1}}) as one:
-        yield one
-        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
-        await fake.until_idle()
-        await wait_until(lambda: not one.server.tasks)
-        assert len(one.state.in_flight) == 0
-        assert one.state.admission.waiting == 0
+gateway = demo_gateway(model={"queue": {"max_in_flight": 1}})
 
 
 def asked(path: bytes = PATHS[0], **fields: Any) -> bytes:

@@ -1,10 +1,7 @@
 """Disabling a key ends its requests, in every phase."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,24 +10,14 @@ from app.relay.request_context import KEY_DISABLED
 from app.server.connection import ClientConnection
 from tests.app.raw import Client, asking, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, serving_demo
-from tests.waiting import PATIENCE_S, wait_until
+from tests.gateway import ROOT, Gateway, demo_gateway
+from tests.waiting import wait_until
 
 PATHS = [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/completions"]
 LARGE = 900_000  # of a body that is scanned as it comes
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """A gateway whose model serves one request at a time; nothing is left when a test ends."""
-    async with serving_demo(tmp_path, fake.url, model={"queue": {"max_in_flight": 1}}) as one:
-        yield one
-        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
-        await fake.until_idle()
-        await wait_until(lambda: not one.server.tasks)
-        assert len(one.state.in_flight) == 0
-        assert one.state.body_memory.held == 0
-        assert one.state.admission.waiting == 0
+gateway = demo_gateway(model={"queue": {"max_in_flight": 1}})
 
 
 class Victim:

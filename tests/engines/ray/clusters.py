@@ -21,8 +21,13 @@ STORE_BYTES = 80 * 1024 * 1024
 SLOT = "slot"
 # Ray reads it once in a process.
 TOKEN = secrets.token_hex(32)
-# Ray reports nothing to its makers, and keeps no metrics.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
+# Ray reports nothing to its makers and keeps no metrics. It declares a node dead after five failed
+# health checks: 2.5 s here, 15 s by default.
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_health_check_period_ms": "500",
+}
 
 
 class Nodes:
@@ -33,7 +38,9 @@ class Nodes:
             warnings.simplefilter("ignore")
             from ray.cluster_utils import Cluster as RayNodes
 
-            self._cluster = RayNodes(initialize_head=True, head_node_args=_size(slots=0))
+            # Without CPUs, Ray starts no workers there in advance.
+            head = {**_size(slots=0), "num_cpus": 0}
+            self._cluster = RayNodes(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
 
     def add(self, slots: int = 1) -> Any:
@@ -71,12 +78,13 @@ def _size(slots: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def ray_nodes() -> Iterator[Nodes]:
-    """Run a cluster whose processes authenticate each other."""
+def ray_nodes(**settings: str) -> Iterator[Nodes]:
+    """Run a cluster whose processes authenticate each other; `settings` are Ray's, without RAY_."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("RAY_")]:
             patch.delenv(name)
-        for name, value in QUIET.items():
+        more = {f"RAY_{name}": value for name, value in settings.items()}
+        for name, value in {**SETTINGS, **more}.items():
             patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)

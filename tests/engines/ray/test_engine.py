@@ -242,7 +242,8 @@ async def test_waiting_for_a_place_can_be_stopped(make: Make) -> None:
 async def test_engine_outlives_the_head_for_a_while_and_fails_with_its_node(
     tmp_path: Path,
 ) -> None:
-    with ray_nodes() as nodes:
+    # Ray's processes end so long after the head; a minute by default.
+    with ray_nodes(gcs_rpc_server_reconnect_timeout_s="15") as nodes:
         nodes.add()
         cluster = Cluster(nodes.address, "test", tmp_path / "gateway")
         engine = build(cluster, tmp_path)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from json import dumps
 from typing import TYPE_CHECKING
 
-from app.cli.tables import Column, print_fields, print_table
+from app.cli.output import Column, print_fields, print_table
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
     from app.auth import ShownKey

@@ -13,9 +13,8 @@ import typer
 from app.cli.faults import EXIT_FAILED, fail
 from app.cli.gateway_client import GatewayClient, RequestRefused, refusal_faults
 from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
-from app.cli.output import print_json, printable
+from app.cli.output import Column, print_json, print_table, printable
 from app.cli.status import TICK_S, Engine, fetch_engines, poll_due, start_bars
-from app.cli.tables import Column, print_table
 
 # The operation failed in the gateway; with another error status, the request was wrong.
 FAILED = frozenset({500, 502, 503, 504})

@@ -8,8 +8,8 @@ from app.cli.faults import fail
 from app.cli.key_options import parse_number
 from app.cli.key_tables import LIMITS
 from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
+from app.cli.output import Column, print_fields, print_table
 from app.cli.store import run_with_store, store_faults
-from app.cli.tables import Column, print_fields, print_table
 from app.settings import load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import

@@ -11,8 +11,7 @@ import typer
 
 from app.cli.gateway_client import GatewayClient, refusal_faults
 from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
-from app.cli.output import print_json, printable
-from app.cli.tables import Column, plain, print_table
+from app.cli.output import Column, plain, print_json, print_table, printable
 
 if TYPE_CHECKING:  # slow to import
     from rich.console import Console

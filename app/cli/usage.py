@@ -10,8 +10,7 @@ import typer
 from app.cli.faults import fail
 from app.cli.gateway_client import GatewayClient, refusal_faults
 from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
-from app.cli.output import print_json, printable
-from app.cli.tables import Column, print_table
+from app.cli.output import Column, print_json, print_table, printable
 from app.csv_text import csv_table
 
 GROUPS: tuple[str, ...] = ("day", "owner", "key", "model")

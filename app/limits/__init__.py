@@ -5,8 +5,7 @@ limit in use, and `ReadLimiter` limits reads. The limits are counted in `memory_
 (`redis_store`, `script.lua`), which is imported only where it is used.
 """
 
-from app.limits.limiter import LimitDecision, Limiter
-from app.limits.read_limits import ReadLimiter
+from app.limits.limiter import LimitDecision, Limiter, ReadLimiter
 from app.limits.terms import HEADER_NAMES, LimitRequest
 from app.limits.use import LimitUse
 

@@ -24,16 +24,20 @@ from app.limits.terms import (
     Scopes,
     Terms,
     settlement,
+    terms_of,
 )
 from app.limits.use import LimitUse, limit_uses, reading_terms
 from app.redis import RedisUnavailable
-from app.settings import LimitsSettings, StateSettings
+from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # redis-py is imported only where limits are counted there: 9 MiB
     from app.limits.redis_store import LeasedReading, RedisStore
 
 log = logging.getLogger(__name__)
+
+# Seconds of unused reads that a key keeps.
+READ_BURST_S = 60.0
 
 # A gateway that dies holds its slots for this long at most; of three renewals in it, one may fail.
 LEASE_S = 25.0
@@ -121,9 +125,8 @@ class Limiter:
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
             from app.limits import redis_store as redis
-            from app.limits import script_connection
 
-            self._connection = script_connection.ScriptConnection(
+            self._connection = redis.ScriptConnection(
                 state.redis_url.get_secret_value(), state.redis_timeout_s
             )
             self._redis = redis.RedisStore(
@@ -215,3 +218,23 @@ def _release_in_redis(
     redis: "RedisStore", decision: "LeasedReading", terms: Terms, tokens: float
 ) -> None:
     redis.release(decision, terms, settlement(terms, tokens))
+
+
+class ReadLimiter:
+    """Limits the reads of each key: GET requests, which do not count against its limits.
+
+    Clients list the models at every start, and a key at its limit must be able to find out why. But
+    one of these reads queries the database, so their rate is limited too: each key may make as many
+    reads per minute as requests, counted separately and per gateway, since Redis would cost more
+    than the read.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._store = MemoryStore(READ_BURST_S)
+        self._clock = clock
+
+    def refusal(self, key_id: str, limits: LimitSettings) -> RateLimited | None:
+        """Count a read; return its refusal, or None if it is admitted."""
+        reads = LimitSettings(requests_per_minute=limits.requests_per_minute)
+        terms = terms_of(LimitRequest(key_id, reads, "", NO_LIMITS, 0, concurrent=False))
+        return rate_responses.refusal(terms, self._store.decide(terms, self._clock()), READ_BURST_S)

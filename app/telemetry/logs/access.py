@@ -15,8 +15,8 @@ from functools import lru_cache
 
 import msgspec
 
+from app.telemetry.logs.formatter import local, utc
 from app.telemetry.logs.scrub import clean, scrub
-from app.telemetry.logs.timestamps import local, utc
 from app.telemetry.logs.writer import Output
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 

@@ -1,12 +1,12 @@
 """Formats log records as JSON or as text for people, without control characters and secrets."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from app.telemetry.logs.scrub import scrub, scrub_lines
-from app.telemetry.logs.timestamps import local, utc
 
 # Attributes of a record (`extra=`) that become fields of its line. Others may hold anything.
 FIELDS = ("request_id", "model", "engine", "key", "trace_id")
@@ -65,3 +65,13 @@ def _format_text(time_s: float, fields: Mapping[str, object]) -> str:
         f"{local(int(time_s))},{int(time_s % 1 * 1000):03d} {str(fields['level']).upper():<7} "
         f"{fields['logger']}: {event}{more}{trace}"
     )
+
+
+def utc(second: int) -> str:
+    """Return a timestamp for machines (RFC 3339, section 5.6), without the final Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+def local(second: int) -> str:
+    """Return a timestamp for people, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))

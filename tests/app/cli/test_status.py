@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from app.cli.output import print_table
 from app.cli.status import (
     SUMMARY,
     TICK_S,
@@ -22,7 +23,6 @@ from app.cli.status import (
     start_bars,
     summary_row,
 )
-from app.cli.tables import print_table
 from tests.app.cli.gateway import KEY, FakeGateway, run
 
 PATH = "/admin/engines"

@@ -12,8 +12,7 @@ import pytest
 import redis
 
 from app.limits.limiter import LEASE_S, Limiter
-from app.limits.redis_store import MAX_BATCH, LeasedReading, RedisStore
-from app.limits.script_connection import ScriptConnection
+from app.limits.redis_store import MAX_BATCH, LeasedReading, RedisStore, ScriptConnection
 from app.limits.terms import terms_of
 from app.redis import RedisUnavailable
 from app.telemetry.metrics import Metrics

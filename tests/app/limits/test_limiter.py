@@ -16,8 +16,7 @@ import redis
 from app.auth import Owner
 from app.errors import RateLimited
 from app.limits.limiter import LEASE_S, LimitDecision, Limiter
-from app.limits.redis_store import LeasedReading, RedisStore
-from app.limits.script_connection import ScriptConnection
+from app.limits.redis_store import LeasedReading, RedisStore, ScriptConnection
 from app.limits.terms import LimitRequest, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics

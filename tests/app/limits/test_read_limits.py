@@ -1,6 +1,6 @@
 """Rate limits of reads, which are counted separately from requests."""
 
-from app.limits.read_limits import ReadLimiter
+from app.limits.limiter import ReadLimiter
 from app.settings import NO_LIMITS, LimitSettings
 
 TWO = LimitSettings(requests_per_minute=2, tokens_per_minute=0, concurrent_requests=0)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.limits.memory_store import MemoryStore
+from app.limits.redis_store import SCRIPT
 from app.limits.script_calls import Release, Renewal, Request, pack, readings
-from app.limits.script_connection import SCRIPT
 from app.limits.terms import Reading, Terms, refunds, settlement, terms_of
 from app.settings import LimitSettings
 from tests.app.limits.asks import ask, limits

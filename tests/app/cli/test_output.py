@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.cli.tables import Column, plain, print_table
+from app.cli.output import Column, plain, print_table
 
 COLUMNS = [
     Column("day"),

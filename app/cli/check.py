@@ -9,7 +9,7 @@ from app.cli.options import ConfigOption
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
 
 if TYPE_CHECKING:  # slow to import
-    from app.fleet import Slot
+    from app.fleet import EngineConfig
     from app.routing import Catalogue, Model
 
 HIDDEN = "***"
@@ -18,16 +18,16 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
-    from app.fleet import Builder, catalogue_of, initial_slots, run_preflight
+    from app.fleet import Builder, catalogue_of, initial_engines, run_preflight
     from app.telemetry.logs import check_log_file
 
     with faults():
         settings = load_settings(config)
         check_log_file(settings.logs)
         builder = Builder(settings)
-        slots = initial_slots(settings)
+        configs = initial_engines(settings)
         found = run_preflight(
-            settings, [slot for group in slots.values() for slot in group], builder
+            settings, [config for group in configs.values() for config in group], builder
         )
         try:
             catalogue = catalogue_of(settings, builder)
@@ -35,7 +35,7 @@ def check(config: ConfigOption = None) -> None:
             raise ConfigError([*found.faults, *error.faults]) from None
         if found.faults:
             raise ConfigError(list(found.faults))
-        for line in _plan(settings, catalogue, slots):
+        for line in _plan(settings, catalogue, configs):
             print(line)
         for note in (*_notes(settings, catalogue), *found.notes):
             print(f"note: {note}")
@@ -47,7 +47,7 @@ def check(config: ConfigOption = None) -> None:
 
 
 def _plan(
-    settings: Settings, catalogue: "Catalogue", slots: "Mapping[str, Sequence[Slot]]"
+    settings: Settings, catalogue: "Catalogue", configs: "Mapping[str, Sequence[EngineConfig]]"
 ) -> Iterator[str]:
     """Yield a line for each part of what would run."""
     server, metrics = settings.server, settings.metrics
@@ -65,10 +65,12 @@ def _plan(
     yield f"limits of a key that has none of its own: {_limits(settings.limits.default)}"
     by_name = {model.name: model for model in settings.models}
     for model in catalogue.models:
-        yield from _model(by_name[model.name], model, slots[model.name])
+        yield from _model(by_name[model.name], model, configs[model.name])
 
 
-def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> Iterator[str]:
+def _model(
+    settings: ModelSettings, model: "Model", configs: "Sequence[EngineConfig]"
+) -> Iterator[str]:
     from engines.output import redact_variable
     from engines.spec import ManagedSpec
 
@@ -76,8 +78,8 @@ def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> 
     fallbacks = f", fallbacks {', '.join(settings.fallbacks)}" if settings.fallbacks else ""
     limits = f", limits {_limits(settings.limits)}" if _any(settings.limits) else ""
     yield f"  load {settings.load}, isolation {settings.isolation}{fallbacks}{limits}"
-    for slot, replica in zip(slots, model.replicas, strict=True):
-        env = slot.spec.env if isinstance(slot.spec, ManagedSpec) else {}
+    for config, replica in zip(configs, model.replicas, strict=True):
+        env = config.spec.env if isinstance(config.spec, ManagedSpec) else {}
         words = [*(redact_variable(*one) for one in env.items()), replica.engine.describe()]
         yield f"  {replica.engine.name}: {' '.join(words)}"
     if (bounds := settings.scaling) is not None:

@@ -1,6 +1,6 @@
 """Builds and runs the engines of the configuration.
 
-`slots` says which engines a model has, `builder` builds them, `preflight` finds those that cannot
+`configs` says which engines a model has, `builder` builds them, `preflight` finds those that cannot
 start, `deployment` is a model with its engines, and `fleet` starts, replaces and stops them;
 `takeover` decides whether two can run at once. `startup` starts the engines with the gateway and
 stops or releases them at its end. `operations` and `report` are what operators do and
@@ -9,6 +9,7 @@ see, `engines_page` the metrics of all engines.
 
 from app.fleet.builder import Builder
 from app.fleet.deployment import ModelDeployment
+from app.fleet.engine_plan import EngineConfig, initial_engines
 from app.fleet.engines_page import EnginesPage
 from app.fleet.fleet import STOP_GRACE_S
 from app.fleet.members import DiscoveredServers
@@ -22,7 +23,6 @@ from app.fleet.report import (
     engine_figures,
     engine_rows,
 )
-from app.fleet.slots import Slot, initial_slots
 from app.fleet.startup import (
     EngineLifecycle,
     adoptable_engines,
@@ -37,13 +37,13 @@ __all__ = [
     "Activity",
     "Builder",
     "DiscoveredServers",
+    "EngineConfig",
     "EngineLifecycle",
     "EngineRow",
     "EnginesPage",
     "ModelDeployment",
     "ModelOperations",
     "ModelRow",
-    "Slot",
     "UnusedServer",
     "adoptable_engines",
     "build_models",
@@ -52,6 +52,6 @@ __all__ = [
     "engine_figures",
     "engine_rows",
     "engine_states",
-    "initial_slots",
+    "initial_engines",
     "run_preflight",
 ]

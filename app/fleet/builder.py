@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from app.fleet.slots import Slot, config_hash
+from app.fleet.engine_plan import EngineConfig, config_hash
 from app.routing import Replica
 from app.settings import ConfigError, ModelSettings, Settings
 from engines.gpu import (
@@ -25,10 +25,10 @@ from engines.ray import Cluster, RayEngine, ray_is_installed
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, LocalSpec, ProcessSpec, RaySpec
 
-# Models with the slots of their engines.
-Slots = Sequence[tuple[ModelSettings, Sequence[Slot]]]
-# Slots with the GPUs that were assigned to them.
-Placed = Sequence[tuple[Slot, Placement]]
+# Models with the configs of their engines.
+EnginesByModel = Sequence[tuple[ModelSettings, Sequence[EngineConfig]]]
+# EnginesByModel with the GPUs that were assigned to them.
+Placed = Sequence[tuple[EngineConfig, Placement]]
 
 
 class Builder:
@@ -50,23 +50,27 @@ class Builder:
         self._cluster = Cluster(settings.ray.address, settings.ray.namespace, self._run_dir)
         self._tls = settings.ray.tls
         # Latest last; placements of replaced engines stay for a rollback.
-        self._placed: list[tuple[Slot, Placement]] = []
+        self._placed: list[tuple[EngineConfig, Placement]] = []
 
-    def place(self, slots: Slots, alongside: Mapping[str, Placement] | None = None) -> Placed:
+    def place(
+        self, configs: EnginesByModel, alongside: Mapping[str, Placement] | None = None
+    ) -> Placed:
         """Return the GPUs of the engines whose spec has `gpus`; assigned ones are kept.
 
         `alongside` has those of engines that start alongside the ones they replace, by name. Blocks
         on the driver if any spec has `gpus`. Raises ConfigError.
         """
         requests = [
-            PlacementRequest(slot.name, model.name, slot.spec, on_demand=model.load == "on_demand")
-            for model, engines in slots
-            for slot in engines
-            if isinstance(slot.spec, LocalSpec)
+            PlacementRequest(
+                config.name, model.name, config.spec, on_demand=model.load == "on_demand"
+            )
+            for model, engines in configs
+            for config in engines
+            if isinstance(config.spec, LocalSpec)
         ]
         if all(request.spec.gpus is None for request in requests):
             return ()
-        keep = {**self.placements(slots), **(alongside or {})}
+        keep = {**self.placements(configs), **(alongside or {})}
         try:
             present = self.accelerator.devices()
         except AcceleratorError as error:
@@ -79,19 +83,19 @@ class Builder:
             note = f"{VISIBLE_DEVICES} of the gateway hides {hidden} of {len(present)} GPUs"
             raise ConfigError([*error.faults, note] if hidden else error.faults) from None
         return [
-            (slot, found[slot.name])
-            for _, engines in slots
-            for slot in engines
-            if slot.name in found
+            (config, found[config.name])
+            for _, engines in configs
+            for config in engines
+            if config.name in found
         ]
 
-    def placements(self, slots: Slots) -> dict[str, Placement]:
+    def placements(self, configs: EnginesByModel) -> dict[str, Placement]:
         """Return the GPUs of the engines that were assigned some, by name."""
         return {
-            slot.name: placement
-            for _, engines in slots
-            for slot in engines
-            if (placement := self._placement(slot)) is not None
+            config.name: placement
+            for _, engines in configs
+            for config in engines
+            if (placement := self._placement(config)) is not None
         }
 
     def devices(self) -> Sequence[Device]:
@@ -118,37 +122,37 @@ class Builder:
             self._accelerator = find_accelerator()
         return self._accelerator
 
-    def __call__(self, model: str, slot: Slot) -> Replica:
+    def __call__(self, model: str, config: EngineConfig) -> Replica:
         """Return an engine that is not started. Raises LauncherMissing."""
-        spec = slot.spec
+        spec = config.spec
         if isinstance(spec, ProcessSpec):
             engine = ProcessEngine(
-                slot.name,
+                config.name,
                 spec,
                 served_name=model,
                 run_dir=self._run_dir,
                 launcher=self._launcher or vllm_launcher(),
-                env=self._env(slot),
+                env=self._env(config),
                 turn=self._turn,
                 keep=self._keep,
-                media_domains=slot.media_domains,
+                media_domains=config.media_domains,
                 withheld=self._withheld,
-                gpus=self._gpus(slot),
+                gpus=self._gpus(config),
                 accelerator=lambda: self.accelerator,
-                mark=config_hash(model, slot),
+                mark=config_hash(model, config),
             )
             return Replica(engine, model, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):
             if self._launcher is None:
                 vllm_launcher()  # raises if vLLM is missing
             hosted = InProcessEngine(
-                slot.name,
+                config.name,
                 spec,
                 served_name=model,
                 run_dir=self._run_dir,
-                env=self._env(slot),
+                env=self._env(config),
                 turn=self._turn,
-                media_domains=slot.media_domains,
+                media_domains=config.media_domains,
                 withheld=self._withheld,
             )
             return Replica(hosted, model, by_priority=spec.by_priority)
@@ -159,30 +163,30 @@ class Builder:
                     "clone, or `pip install '.[ray]'` there"
                 )
             placed = RayEngine(
-                slot.name,
+                config.name,
                 spec,
                 self._cluster,
                 served_name=model,
                 run_dir=self._run_dir,
                 launcher=self._launcher,
                 keep=self._keep,
-                media_domains=slot.media_domains,
+                media_domains=config.media_domains,
                 withheld=self._withheld,
                 tls=self._tls,
             )
             return Replica(placed, model, by_priority=spec.by_priority)
         served_name = spec.served_model_name or model
-        serves = served_name if slot.discovered else None
-        return Replica(RemoteEngine(slot.name, spec, serves), served_name)
+        serves = served_name if config.discovered else None
+        return Replica(RemoteEngine(config.name, spec, serves), served_name)
 
-    def _gpus(self, slot: Slot) -> tuple[int, ...] | None:
-        placement = self._placement(slot)
+    def _gpus(self, config: EngineConfig) -> tuple[int, ...] | None:
+        placement = self._placement(config)
         return placement.devices if placement else None
 
-    def _env(self, slot: Slot) -> Mapping[str, str]:
-        placement = self._placement(slot)
+    def _env(self, config: EngineConfig) -> Mapping[str, str]:
+        placement = self._placement(config)
         return placement.env if placement else {}
 
-    def _placement(self, slot: Slot) -> Placement | None:
-        placements = (placement for one, placement in reversed(self._placed) if one == slot)
+    def _placement(self, config: EngineConfig) -> Placement | None:
+        placements = (placement for one, placement in reversed(self._placed) if one == config)
         return next(placements, None)

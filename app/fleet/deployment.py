@@ -4,22 +4,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.fleet.slots import Slot
+from app.fleet.engine_plan import EngineConfig
 from app.residency import OnDemandModel
 from app.routing import POLICIES, Bounds, ContinuationTerms, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
 from engines.base import Engine
 from engines.spec import RemoteSpec
 
-# Builds the engine of a slot, which is not started; the first argument is the model's name.
-BuildEngine = Callable[[str, Slot], Replica]
+# Builds the engine of a config, which is not started; the first argument is the model's name.
+BuildEngine = Callable[[str, EngineConfig], Replica]
 
 
 @dataclass(slots=True, eq=False)
 class DeployedEngine:
-    """An engine and the slot that it was built from."""
+    """An engine and the config that it was built from."""
 
-    slot: Slot
+    config: EngineConfig
     replica: Replica
 
     @property
@@ -62,13 +62,13 @@ class ModelDeployment:
         return tuple(dict.fromkeys((*self.settings.discovering, *self.upcoming)))
 
     @property
-    def slots(self) -> tuple[Slot, ...]:
+    def configs(self) -> tuple[EngineConfig, ...]:
         """Those of the configuration's engines."""
-        return tuple(deployed.slot for deployed in self.engines)
+        return tuple(deployed.config for deployed in self.engines)
 
     def find(self, name: str) -> DeployedEngine | None:
         """Return the engine of the configuration with a name."""
-        return next((deployed for deployed in self.engines if deployed.slot.name == name), None)
+        return next((deployed for deployed in self.engines if deployed.config.name == name), None)
 
     def on_demand(self, *, held: bool = False) -> OnDemandModel | None:
         """Return the model for the on-demand loader; None if it is always loaded.
@@ -129,12 +129,13 @@ def _continuation_terms(model: ModelSettings) -> ContinuationTerms | None:
 
 
 def build_deployments(
-    settings: Settings, slots: Mapping[str, Sequence[Slot]], build: BuildEngine
+    settings: Settings, configs: Mapping[str, Sequence[EngineConfig]], build: BuildEngine
 ) -> list[ModelDeployment]:
     """Return every model with its engines, none of them started."""
     return [
         ModelDeployment(
-            model, [DeployedEngine(slot, build(model.name, slot)) for slot in slots[model.name]]
+            model,
+            [DeployedEngine(config, build(model.name, config)) for config in configs[model.name]],
         )
         for model in settings.models
     ]

@@ -14,13 +14,13 @@ from functools import partial
 from math import inf
 
 from app.fleet.deployment import BuildEngine, DeployedEngine, ModelDeployment, memory_gib
+from app.fleet.engine_plan import EngineConfig, EnginePlan
 from app.fleet.moves import (
     can_move_within,
     can_wait_for,
     is_refusing,
     moving_streams,
 )
-from app.fleet.slots import Plan, Slot
 from app.fleet.takeover import OverlapCheck
 from engines.base import Engine, EngineNotReady, EngineState
 
@@ -34,8 +34,8 @@ REMOTE_START_S = 10.0
 # Requests of a replica are a plain integer, without an event: that would cost every request.
 DRAIN_POLL_S = 0.05
 
-# Returns whether a slot's engine can start alongside an engine, as of now.
-CheckOverlap = Callable[[DeployedEngine, Slot], Awaitable[OverlapCheck]]
+# Returns whether a config's engine can start alongside an engine, as of now.
+CheckOverlap = Callable[[DeployedEngine, EngineConfig], Awaitable[OverlapCheck]]
 # States of an engine that was not requested to run. A model on demand leaves an engine FAILED
 # after a failed load.
 IDLE_STATES = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
@@ -110,9 +110,9 @@ class Fleet:
         await engine.stop(STOP_GRACE_S)
         self._detached.discard(engine)
 
-    def build(self, model: str, slots: Sequence[Slot]) -> list[DeployedEngine]:
+    def build(self, model: str, configs: Sequence[EngineConfig]) -> list[DeployedEngine]:
         """Return engines that are not started."""
-        return [DeployedEngine(slot, self._build(model, slot)) for slot in slots]
+        return [DeployedEngine(config, self._build(model, config)) for config in configs]
 
     async def start_all(self, engines: Sequence[DeployedEngine]) -> None:
         """Start engines, which queue for their turns; all have settled when this returns.
@@ -124,9 +124,11 @@ class Fleet:
             if isinstance(fault, BaseException):
                 raise fault
 
-    def add(self, deployment: ModelDeployment, slots: Sequence[Slot]) -> list[DeployedEngine]:
+    def add(
+        self, deployment: ModelDeployment, configs: Sequence[EngineConfig]
+    ) -> list[DeployedEngine]:
         """Add engines to a model and return them; they are not started."""
-        added = self.build(deployment.name, slots)
+        added = self.build(deployment.name, configs)
         deployment.engines += added
         self._publish()
         return added
@@ -148,7 +150,7 @@ class Fleet:
             self._detached.add(old.engine)
             deployment.members.remove(old)
         deployment.members.append(server)
-        deployment.members.sort(key=lambda one: one.slot.name)
+        deployment.members.sort(key=lambda one: one.config.name)
         self._publish()
 
     def leave(self, deployment: ModelDeployment, server: DeployedEngine) -> None:
@@ -163,24 +165,26 @@ class Fleet:
         """Drain a server that requests do not use any more, for at most `drain_s` seconds."""
         await self._retire_after(deployment, server, drain_s, "its server leaves")
 
-    async def change(self, deployment: ModelDeployment, plan: Plan, terms: ChangeTerms) -> None:
+    async def change(
+        self, deployment: ModelDeployment, plan: EnginePlan, terms: ChangeTerms
+    ) -> None:
         """Carry out a plan; kept engines are not touched.
 
         A successor with a name of its own starts alongside its predecessor unless
         `terms.check_overlap` reports an obstacle by now. Raises NotStarted after a rollback to the
         engines of before.
         """
-        before = deployment.slots
+        before = deployment.configs
         # Steps done or begun: the engine of before, and the one of after.
-        steps: list[tuple[Slot | None, Slot | None]] = []
+        steps: list[tuple[EngineConfig | None, EngineConfig | None]] = []
         try:
-            for slot in plan.removed:  # first: new engines may need their memory
-                steps.append((slot, None))
-                await self.remove(deployment, slot.name, terms.drain_s)
+            for config in plan.removed:  # first: new engines may need their memory
+                steps.append((config, None))
+                await self.remove(deployment, config.name, terms.drain_s)
             for old, new in plan.replaced:
                 steps.append((old, new))
                 await self._replace(deployment, old.name, new, terms)
-            steps += [(None, slot) for slot in plan.added]
+            steps += [(None, config) for config in plan.added]
             idle = [one for one in deployment.engines if one.engine.state in IDLE_STATES]
             added = self.add(deployment, plan.added)
             if terms.start:
@@ -197,7 +201,7 @@ class Fleet:
 
     @asynccontextmanager
     async def moving_to_successors(
-        self, deployment: ModelDeployment, plan: Plan
+        self, deployment: ModelDeployment, plan: EnginePlan
     ) -> AsyncIterator[None]:
         """Move the streams of an on-demand model's replaced engines while the body unloads it.
 
@@ -227,35 +231,41 @@ class Fleet:
         self._publish()
 
     async def _replace(
-        self, deployment: ModelDeployment, name: str, slot: Slot, terms: ChangeTerms
+        self, deployment: ModelDeployment, name: str, config: EngineConfig, terms: ChangeTerms
     ) -> None:
-        """Replace the engine with a name by that of a slot. Raises NotStarted."""
+        """Replace the engine with a name by that of a config. Raises NotStarted."""
         old = deployment.find(name)
         assert old is not None
-        if slot.spec.kind == "remote":
-            await self._replace_by_remote(deployment, old, slot, terms.drain_s)
+        if config.spec.kind == "remote":
+            await self._replace_by_remote(deployment, old, config, terms.drain_s)
             return
-        if terms.start and slot.name != name and old.engine.state is EngineState.READY:
-            overlap = await terms.check_overlap(old, slot)
+        if terms.start and config.name != name and old.engine.state is EngineState.READY:
+            overlap = await terms.check_overlap(old, config)
             if overlap.obstacle is None:
-                await self._take_over(deployment, old, slot, overlap.need_gib or 0.0, terms.drain_s)
+                await self._take_over(
+                    deployment, old, config, overlap.need_gib or 0.0, terms.drain_s
+                )
                 return
             log.warning(
                 "engine %s ends before %s starts: %s",
                 name,
-                slot.name,
+                config.name,
                 overlap.obstacle,
                 extra={"engine": name},
             )
-        await self._retire_before(deployment, old, slot, terms)
-        [new] = self.build(deployment.name, (slot,))
+        await self._retire_before(deployment, old, config, terms)
+        [new] = self.build(deployment.name, (config,))
         deployment.engines[deployment.engines.index(old)] = new
         self._publish()
         if terms.start:
             await _start(new)
 
     async def _retire_before(
-        self, deployment: ModelDeployment, old: DeployedEngine, slot: Slot, terms: ChangeTerms
+        self,
+        deployment: ModelDeployment,
+        old: DeployedEngine,
+        config: EngineConfig,
+        terms: ChangeTerms,
     ) -> None:
         """Drain and stop an engine that has to end before its successor starts."""
         loop, replica = asyncio.get_running_loop(), old.replica
@@ -264,20 +274,20 @@ class Fleet:
         def can_move() -> bool:
             return is_refusing(replica) and (
                 can_move_within(deployment, old)
-                or (terms.start and can_wait_for(deployment, old, slot, ends_at - loop.time()))
+                or (terms.start and can_wait_for(deployment, old, config, ends_at - loop.time()))
             )
 
         async with moving_streams(replica, can_move, "it is replaced"):
             await self.retire(old.engine, terms.drain_s)
 
     async def _replace_by_remote(
-        self, deployment: ModelDeployment, old: DeployedEngine, slot: Slot, drain_s: float
+        self, deployment: ModelDeployment, old: DeployedEngine, config: EngineConfig, drain_s: float
     ) -> None:
         """Replace an engine by a remote server once that is READY; it needs no memory here.
 
         Raises NotStarted.
         """
-        [new] = self.build(deployment.name, (slot,))
+        [new] = self.build(deployment.name, (config,))
         self._detached.add(new.engine)
         try:
             await _start(new)
@@ -294,7 +304,7 @@ class Fleet:
         self,
         deployment: ModelDeployment,
         old: DeployedEngine,
-        slot: Slot,
+        config: EngineConfig,
         need_gib: float,
         drain_s: float,
     ) -> None:
@@ -302,7 +312,7 @@ class Fleet:
 
         Raises NotStarted; then the old one serves as before.
         """
-        [new] = self.build(deployment.name, (slot,))
+        [new] = self.build(deployment.name, (config,))
         deployment.engines.insert(deployment.engines.index(old) + 1, new)
         deployment.successor = new
         self._expected_gib[new.engine] = need_gib
@@ -345,23 +355,27 @@ class Fleet:
             await self._stop_after(_drain_replaced(old), old.engine, drain_s)
 
     async def _roll_back(
-        self, deployment: ModelDeployment, was: Slot | None, now: Slot | None, terms: ChangeTerms
+        self,
+        deployment: ModelDeployment,
+        was: EngineConfig | None,
+        now: EngineConfig | None,
+        terms: ChangeTerms,
     ) -> list[str]:
         """Undo one step; return what failed."""
         present = None if now is None else deployment.find(now.name)
-        if was is not None and (old := deployment.find(was.name)) is not None and old.slot is was:
+        if was is not None and (old := deployment.find(was.name)) is not None and old.config is was:
             return []  # it still serves
         terms = replace(terms, start=True)
         try:
             if was is not None and present is not None:
-                await self._replace(deployment, present.slot.name, was, terms)
+                await self._replace(deployment, present.config.name, was, terms)
             elif was is not None:
                 [again] = self.build(deployment.name, (was,))
                 deployment.engines.append(again)
                 self._publish()
                 await _start(again)
             elif present is not None:
-                await self.remove(deployment, present.slot.name, terms.drain_s)
+                await self.remove(deployment, present.config.name, terms.drain_s)
         except NotStarted as error:
             return [f"with its old settings, {error}"]
         return []
@@ -381,10 +395,10 @@ async def _start(deployed: DeployedEngine) -> None:
     try:
         await ensure_ready(deployed.engine)
     except EngineNotReady as error:
-        raise NotStarted(f"engine {deployed.slot.name}: {error}") from None
+        raise NotStarted(f"engine {deployed.config.name}: {error}") from None
 
 
-def _sort(deployment: ModelDeployment, slots: tuple[Slot, ...]) -> None:
-    order = {slot.name: place for place, slot in enumerate(slots)}
+def _sort(deployment: ModelDeployment, configs: tuple[EngineConfig, ...]) -> None:
+    order = {config.name: place for place, config in enumerate(configs)}
     # An engine that could not be rolled back has another name, and comes last.
-    deployment.engines.sort(key=lambda one: order.get(one.slot.name, len(order)))
+    deployment.engines.sort(key=lambda one: order.get(one.config.name, len(order)))

@@ -29,7 +29,7 @@ from contextlib import asynccontextmanager
 
 from app.continuation import compatible
 from app.fleet.deployment import DeployedEngine, ModelDeployment
-from app.fleet.slots import Slot
+from app.fleet.engine_plan import EngineConfig
 from app.routing import Replica
 from engines.base import EngineState
 from engines.spec import ManagedSpec
@@ -98,18 +98,18 @@ def can_move_within(deployment: ModelDeployment, old: DeployedEngine) -> bool:
         for one in deployment.all_engines
         if one.replica is not old.replica and has_alternative(old.replica, (one.replica,))
     ]
-    return bool(others) and all(gives_same_answers(old.slot, one.slot) for one in others)
+    return bool(others) and all(gives_same_answers(old.config, one.config) for one in others)
 
 
 def can_wait_for(
-    deployment: ModelDeployment, old: DeployedEngine, new: Slot, drain_left_s: float
+    deployment: ModelDeployment, old: DeployedEngine, new: EngineConfig, drain_left_s: float
 ) -> bool:
     """Return whether streams can wait for a successor that starts when the old engine has stopped.
 
     Requests that cannot be moved hold that up for `drain_left_s` seconds at most.
     """
     load_s = old.engine.load_s
-    if load_s is None or not gives_same_answers(old.slot, new):
+    if load_s is None or not gives_same_answers(old.config, new):
         return False
     replica = old.replica
     others = replica.in_flight > len(replica.streams)
@@ -117,7 +117,7 @@ def can_wait_for(
     return wait_s <= deployment.settings.continuation_wait_s
 
 
-def gives_same_answers(old: Slot, new: Slot) -> bool:
+def gives_same_answers(old: EngineConfig, new: EngineConfig) -> bool:
     """Return whether the settings of two engines let them give the same answers.
 
     Those of a remote server are not known: its facts decide alone.

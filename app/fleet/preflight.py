@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from app.errors import SHUTTING_DOWN
 from app.fleet.builder import Builder
-from app.fleet.slots import Slot
+from app.fleet.engine_plan import EngineConfig
 from app.settings import Settings
 from engines.flags import FlagTable, ParserUnavailable, check_flags
 from engines.gpu import (
@@ -51,7 +51,7 @@ class PreflightResult:
 
 def run_preflight(
     settings: Settings,
-    slots: Sequence[Slot],
+    configs: Sequence[EngineConfig],
     builder: Builder,
     ended: threading.Event | None = None,
 ) -> PreflightResult:
@@ -60,7 +60,7 @@ def run_preflight(
     Flags are not checked for another launcher than vLLM's; the check is given up when `ended` is
     set.
     """
-    local = [(slot.name, slot.spec) for slot in slots if isinstance(slot.spec, LocalSpec)]
+    local = [(config.name, config.spec) for config in configs if isinstance(config.spec, LocalSpec)]
     specs = list({id(spec): spec for _, spec in local}.values())
     faults = [
         settings.engine_fault(spec, fault, "model")
@@ -73,7 +73,7 @@ def run_preflight(
         for spec in specs
         if (note := spec.doubtful_model())
     ]
-    on_ray = list({id(s.spec): s.spec for s in slots if isinstance(s.spec, RaySpec)}.values())
+    on_ray = list({id(s.spec): s.spec for s in configs if isinstance(s.spec, RaySpec)}.values())
     if on_ray:
         try:
             faults += asyncio.run(_unplaceable(settings, on_ray, ended))

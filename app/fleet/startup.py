@@ -14,8 +14,8 @@ from pathlib import Path
 from app.errors import GatewayError
 from app.fleet.builder import Builder
 from app.fleet.deployment import ModelDeployment, build_deployments
+from app.fleet.engine_plan import config_hash, initial_engines
 from app.fleet.fleet import STOP_GRACE_S, ensure_ready
-from app.fleet.slots import config_hash, initial_slots
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import Settings
@@ -42,19 +42,19 @@ def build_models(
     configured keep their names and their GPUs. Raises LauncherMissing, and ConfigError when the
     GPUs that engines ask for do not fit.
     """
-    slots = initial_slots(settings, {name: origin.mark for name, origin in running.items()})
+    configs = initial_engines(settings, {name: origin.mark for name, origin in running.items()})
     builder.use(
         [
-            (slot, Placement.on(gpus))
-            for model, engines in slots.items()
-            for slot in engines
-            if (origin := running.get(slot.name)) is not None
-            if origin.mark == config_hash(model, slot)
+            (config, Placement.on(gpus))
+            for model, engines in configs.items()
+            for config in engines
+            if (origin := running.get(config.name)) is not None
+            if origin.mark == config_hash(model, config)
             if (gpus := origin.gpus) is not None
         ]
     )
-    builder.use(builder.place([(model, slots[model.name]) for model in settings.models]))
-    return build_deployments(settings, slots, builder)
+    builder.use(builder.place([(model, configs[model.name]) for model in settings.models]))
+    return build_deployments(settings, configs, builder)
 
 
 def catalogue_of(settings: Settings, builder: Builder) -> Catalogue:
@@ -77,11 +77,11 @@ def adoptable_engines(
     `running` has the engines that an earlier gateway left, by name.
     """
     return frozenset(
-        slot.name
+        config.name
         for deployment in deployments
-        for slot in deployment.slots
-        if (origin := running.get(slot.name)) is not None
-        if origin.mark == config_hash(deployment.name, slot)
+        for config in deployment.configs
+        if (origin := running.get(config.name)) is not None
+        if origin.mark == config_hash(deployment.name, config)
     )
 
 

@@ -19,7 +19,7 @@ refuses requests only after the last one has left it.
 If the new engine fails to start, it is unlisted and stopped, and nothing else has changed. If the
 old engine dies meanwhile, its supervisor restarts it, and the takeover continues. If the gateway
 stops, both engines do; with `keep_engines` both keep running, and the next gateway adopts the one
-that runs what its configuration says (`app.fleet.slots.initial_slots`) and stops the other.
+that runs what its configuration says (`app.fleet.engine_plan.initial_engines`) and stops the other.
 
 In place, the old engine is drained and stopped before the new one starts under its name; meanwhile
 the model is down unless it has another engine. This is the way where both cannot run at once.
@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.fleet.slots import Slot, flatten
+from app.fleet.engine_plan import EngineConfig, flatten
 from engines.gpu import Device, Placement, PlacementError, PlacementRequest, place_additional
 from engines.spec import LocalSpec, ProcessSpec
 
@@ -86,7 +86,7 @@ class OverlapCheck:
 
 
 def check_overlap(
-    old: Slot, new: Slot, snapshot: EngineSnapshot, machine: MachineResources
+    old: EngineConfig, new: EngineConfig, snapshot: EngineSnapshot, machine: MachineResources
 ) -> OverlapCheck:
     """Return whether `new` can start while `old` runs, GPUs not considered."""
     if not isinstance(new.spec, ProcessSpec):
@@ -104,7 +104,7 @@ def check_overlap(
     return OverlapCheck(obstacle, need_gib)
 
 
-def _find_conflict(old: Slot, new: Slot) -> str | None:
+def _find_conflict(old: EngineConfig, new: EngineConfig) -> str | None:
     """Return the reason if something can belong to only one of the engines."""
     assert isinstance(new.spec, LocalSpec)
     flags = {flag.partition(".")[0] for flag in new.spec.args}
@@ -164,7 +164,7 @@ def place_alongside(
 
 
 def estimate_memory_gib(
-    old: Slot, new: Slot, measured_gib: float | None, *, on_cpu: bool
+    old: EngineConfig, new: EngineConfig, measured_gib: float | None, *, on_cpu: bool
 ) -> float | None:
     """Return the memory that the new engine is going to take; None: unknown.
 
@@ -189,15 +189,15 @@ def estimate_memory_gib(
     return measured_gib + max(grown, 0.0)
 
 
-def _same_ports(old: Slot, new: Slot) -> Iterator[str]:
+def _same_ports(old: EngineConfig, new: EngineConfig) -> Iterator[str]:
     """Return the settings that make both engines listen on the same port."""
     before = _ports(old)
     return (place for place, port in _ports(new).items() if before.get(place) == port)
 
 
-def _ports(slot: Slot) -> dict[str, str]:
-    assert isinstance(slot.spec, LocalSpec)
-    settings = flatten({"args": slot.spec.args, "env": slot.spec.env})
+def _ports(config: EngineConfig) -> dict[str, str]:
+    assert isinstance(config.spec, LocalSpec)
+    settings = flatten({"args": config.spec.args, "env": config.spec.env})
     return {
         place: str(value)
         for place, value in settings.items()

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from app.auth import Authenticator
 from app.discovery import FindSource
 from app.errors import GatewayError
-from app.fleet import Builder, DiscoveredServers, ModelDeployment, Slot
+from app.fleet import Builder, DiscoveredServers, EngineConfig, ModelDeployment
 from app.fleet.deployment import DeployedEngine
+from app.fleet.engine_plan import EnginePlan, plan_engines
 from app.fleet.fleet import IDLE_STATES, ChangeTerms, CheckOverlap, Fleet, NotStarted
-from app.fleet.slots import Plan, plan
 from app.fleet.takeover import OverlapCheck
 from app.relay import RelayBounds, RelayServices, memory_bounds
 from app.reload.difference import Addition, Difference, ModelChange, applied
@@ -85,15 +85,15 @@ class Applier:
             deployment.engines, key=lambda one: one.engine.state is not EngineState.READY
         )
         others = {
-            each.slot.name
+            each.config.name
             for one in self.deployments.values()
             for each in (one.members if one is deployment else one.all_engines)
         }
-        slots = [one.slot for one in ready_first]
-        found = plan(slots, deployment.settings, others, scaled)
+        configs = [one.config for one in ready_first]
+        found = plan_engines(configs, deployment.settings, others, scaled)
         added = self.fleet.add(deployment, found.added)
-        for slot in found.removed:
-            await self.fleet.remove(deployment, slot.name, self.settings.server.drain_timeout_s)
+        for config in found.removed:
+            await self.fleet.remove(deployment, config.name, self.settings.server.drain_timeout_s)
         return tuple(one.engine for one in added)
 
     async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
@@ -135,7 +135,7 @@ class Applier:
             deployment.upcoming = tuple(one for one in after if one not in before)
             if change.needs_engines:
                 old = (*change.plan.removed, *(old for old, _ in change.plan.replaced))
-                deployment.outgoing = frozenset(slot.name for slot in old)
+                deployment.outgoing = frozenset(config.name for config in old)
             if deployment.upcoming or (before and deployment.outgoing):
                 affected.append(deployment)
         if affected:
@@ -185,7 +185,7 @@ class Applier:
 
     # Engines
 
-    async def _check_overlap(self, old: DeployedEngine, new: Slot) -> OverlapCheck:
+    async def _check_overlap(self, old: DeployedEngine, new: EngineConfig) -> OverlapCheck:
         return await self.planner.check_overlap(old, new, self.settings.server.memory_budget_gib)
 
     def _terms(
@@ -207,9 +207,9 @@ class Applier:
             if checks is None:
                 return await self._rebuild(change, deployment)
 
-            async def check_overlap(old: DeployedEngine, new: Slot) -> OverlapCheck:
+            async def check_overlap(old: DeployedEngine, new: EngineConfig) -> OverlapCheck:
                 # Decided for the model as a whole. A rollback from a successor was not checked yet.
-                return checks.get(old.slot.name) or await self._check_overlap(old, new)
+                return checks.get(old.config.name) or await self._check_overlap(old, new)
 
         running = any(one.engine.state not in IDLE_STATES for one in deployment.engines)
         terms = self._terms(
@@ -254,7 +254,9 @@ class Applier:
             await loader.load(name)
         except GatewayError as error:
             with self._held(deployment):
-                await self._swap(deployment, plan(deployment.slots, change.old), change.old)
+                await self._swap(
+                    deployment, plan_engines(deployment.configs, change.old), change.old
+                )
             return error.message
         return None
 
@@ -270,7 +272,7 @@ class Applier:
             self._publish()
 
     async def _swap(
-        self, deployment: ModelDeployment, plan: Plan, model: ModelSettings
+        self, deployment: ModelDeployment, plan: EnginePlan, model: ModelSettings
     ) -> str | None:
         """Change the engines of an unloaded model; return what failed."""
         eager = model.load == "eager"
@@ -285,7 +287,7 @@ class Applier:
         model = addition.model
         if (fault := self._name_conflict(model)) is not None:
             return fault
-        deployment = ModelDeployment(model, self.fleet.build(model.name, addition.slots))
+        deployment = ModelDeployment(model, self.fleet.build(model.name, addition.configs))
         self._open(model)
         self.deployments[model.name] = deployment
         self._publish()

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from app.fleet import Slot
-from app.fleet.builder import Slots
-from app.fleet.slots import free_names, rename_successors
+from app.fleet import EngineConfig
+from app.fleet.builder import EnginesByModel
+from app.fleet.engine_plan import free_names, rename_successors
 from app.fleet.takeover import EngineSnapshot, MachineResources, check_overlap, place_alongside
 from app.reload.difference import Difference, ModelChange, Takeover
 from app.settings import ModelSettings
@@ -24,46 +24,50 @@ UNLOADED = "all engines of the model are unloaded for the change"
 class EngineLayout:
     """The engines at one moment, models in the order of the configuration."""
 
-    models: dict[str, tuple[ModelSettings, list[Slot]]]
+    models: dict[str, tuple[ModelSettings, list[EngineConfig]]]
     # GPUs of the engines that were given some, by name.
     placements: dict[str, Placement]
     # Names that no other engine may have.
     taken: set[str]
 
     @classmethod
-    def of(cls, models: Slots, placements: Mapping[str, Placement]) -> Self:
+    def of(cls, models: EnginesByModel, placements: Mapping[str, Placement]) -> Self:
         """Return the present layout."""
-        by_name = {model.name: (model, list(slots)) for model, slots in models}
-        taken = {slot.name for _, slots in models for slot in slots}
+        by_name = {model.name: (model, list(configs)) for model, configs in models}
+        taken = {config.name for _, configs in models for config in configs}
         return cls(by_name, dict(placements), taken)
 
     def copy(self) -> "EngineLayout":
         """Return an independent copy."""
-        models = {name: (model, list(slots)) for name, (model, slots) in self.models.items()}
+        models = {name: (model, list(configs)) for name, (model, configs) in self.models.items()}
         return EngineLayout(models, dict(self.placements), set(self.taken))
 
     def placement_requests(self) -> list[PlacementRequest]:
         """Return the placement request of every local engine."""
         return [
-            placement_request(model, slot)
-            for model, slots in self.models.values()
-            for slot in slots
-            if isinstance(slot.spec, LocalSpec)
+            placement_request(model, config)
+            for model, configs in self.models.values()
+            for config in configs
+            if isinstance(config.spec, LocalSpec)
         ]
 
-    def replace(self, model: str, old: Slot, new: Slot, placement: Placement | None) -> None:
+    def replace(
+        self, model: str, old: EngineConfig, new: EngineConfig, placement: Placement | None
+    ) -> None:
         """Replace an engine; one with the same name keeps its GPUs unless it is given others."""
-        slots = self.models[model][1]
-        slots[slots.index(old)] = new
+        configs = self.models[model][1]
+        configs[configs.index(old)] = new
         kept = self.placements.pop(old.name, None)
         if (placement := placement or (kept if new.name == old.name else None)) is not None:
             self.placements[new.name] = placement
 
 
-def placement_request(model: ModelSettings, slot: Slot) -> PlacementRequest:
+def placement_request(model: ModelSettings, config: EngineConfig) -> PlacementRequest:
     """Return the placement request of a local engine."""
-    assert isinstance(slot.spec, LocalSpec)
-    return PlacementRequest(slot.name, model.name, slot.spec, on_demand=model.load == "on_demand")
+    assert isinstance(config.spec, LocalSpec)
+    return PlacementRequest(
+        config.name, model.name, config.spec, on_demand=model.load == "on_demand"
+    )
 
 
 def choose_takeovers(
@@ -82,8 +86,8 @@ def choose_takeovers(
     now = layout.copy()
     for name in found.removed:
         del now.models[name]
-    now.taken |= {slot.name for change in found.changed for slot in change.plan.after}
-    now.taken |= {slot.name for addition in found.added for slot in addition.slots}
+    now.taken |= {config.name for change in found.changed for config in change.plan.after}
+    now.taken |= {config.name for addition in found.added for config in addition.configs}
     placements: dict[str, Placement] = {}
     changed: list[ModelChange] = []
     for change in found.changed:
@@ -124,10 +128,10 @@ class _Chooser:
     def chosen(self) -> ModelChange:
         """Return the change with the takeover of each READY engine."""
         plan, layout, model = self._change.plan, self.layout, self._change.new.name
-        slots = layout.models[model][1]
-        for slot in plan.removed:
-            slots.remove(slot)
-        ready = {slot.name for slot in slots if self._is_ready(slot)}
+        configs = layout.models[model][1]
+        for config in plan.removed:
+            configs.remove(config)
+        ready = {config.name for config in configs if self._is_ready(config)}
         names: dict[str, str] = {}
         takeovers: list[Takeover] = []
         for old, new in plan.replaced:
@@ -142,15 +146,15 @@ class _Chooser:
                 takeovers.append(self._takeover(old, successor, obstacle, ready))
             layout.replace(model, old, successor, placement)
             ready = ready - {old.name} | {successor.name}
-        slots += plan.added
+        configs += plan.added
         plan = rename_successors(plan, names)
         return replace(self._change, plan=plan, takeovers=tuple(takeovers))
 
-    def _is_ready(self, slot: Slot) -> bool:
-        snapshot = self._snapshots.get(slot.name)
+    def _is_ready(self, config: EngineConfig) -> bool:
+        snapshot = self._snapshots.get(config.name)
         return snapshot is not None and snapshot.ready
 
-    def _check(self, old: Slot, new: Slot) -> tuple[str | None, Placement | None]:
+    def _check(self, old: EngineConfig, new: EngineConfig) -> tuple[str | None, Placement | None]:
         """Return why an engine cannot start alongside another, else its GPUs if it gets any."""
         if self._obstacle is not None:
             return self._obstacle, None
@@ -169,7 +173,7 @@ class _Chooser:
         return None, placement
 
     def _takeover(
-        self, old: Slot, new: Slot, obstacle: str | None, ready: Collection[str]
+        self, old: EngineConfig, new: EngineConfig, obstacle: str | None, ready: Collection[str]
     ) -> Takeover:
         on_demand = self._change.old.load == "on_demand"
         return Takeover(

@@ -17,8 +17,15 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from app.fleet import Slot, initial_slots
-from app.fleet.slots import Plan, engine_settings, flatten, plan, scaled_engines, slots_of
+from app.fleet import EngineConfig, initial_engines
+from app.fleet.engine_plan import (
+    EnginePlan,
+    engine_settings,
+    engines_of,
+    flatten,
+    plan_engines,
+    scaled_engines,
+)
 from app.reload.shown import shown, value
 from app.settings import SECRETS, ModelSettings, Settings
 from engines.spec import ManagedSpec, RemoteSpec
@@ -88,7 +95,7 @@ class ModelChange:
 
     old: ModelSettings
     new: ModelSettings
-    plan: Plan
+    plan: EnginePlan
     # Changes that no engine depends on: names, limits, queue, price…
     fields: tuple[SettingChange, ...]
     # Changes between a replaced engine and its successor, by the name of the replaced one.
@@ -132,7 +139,7 @@ class Addition:
     """A new model. `needs_restart`: it cannot be added while the gateway runs."""
 
     model: ModelSettings
-    slots: tuple[Slot, ...]
+    configs: tuple[EngineConfig, ...]
     needs_restart: bool = False
 
 
@@ -141,7 +148,7 @@ class Difference:
     """The difference between the configuration in force and a new one."""
 
     new: Settings
-    removed: Mapping[str, tuple[Slot, ...]]
+    removed: Mapping[str, tuple[EngineConfig, ...]]
     changed: tuple[ModelChange, ...]
     added: tuple[Addition, ...]
     # Settings outside of models: those that take effect, and those that need a restart.
@@ -151,23 +158,23 @@ class Difference:
     def __bool__(self) -> bool:
         return bool(self.removed or self.changed or self.added or self.applied or self.restart)
 
-    def starts(self) -> Iterator[tuple[str, Slot]]:
+    def starts(self) -> Iterator[tuple[str, EngineConfig]]:
         """Return every engine to be built, with its model's name."""
         for change in self.changed:
             if change.needs_engines:
-                for slot in (*(after for _, after in change.plan.replaced), *change.plan.added):
-                    yield change.new.name, slot
+                for config in (*(after for _, after in change.plan.replaced), *change.plan.added):
+                    yield change.new.name, config
         for addition in self.added:
             if not addition.needs_restart:
-                for slot in addition.slots:
-                    yield addition.model.name, slot
+                for config in addition.configs:
+                    yield addition.model.name, config
 
     def lines(self) -> Iterator[str]:
         """Return the text, one line per change."""
         for change in self.changed:
             yield from _model_lines(change)
-        for name, slots in self.removed.items():
-            stops = _names(slots) or "its discovered servers"
+        for name, configs in self.removed.items():
+            stops = _names(configs) or "its discovered servers"
             yield f"- model {shown(name)} (stops {stops})"
         for addition in self.added:
             name = shown(addition.model.name)
@@ -176,7 +183,7 @@ class Difference:
             elif addition.model.load == "on_demand":
                 yield f"+ model {name} (loads at the first request)"
             else:
-                begins = [f"starts {_names(addition.slots)}"] if addition.slots else []
+                begins = [f"starts {_names(addition.configs)}"] if addition.configs else []
                 begins += [f"discovers {source}" for source in _sources(addition.model)]
                 yield f"+ model {name} ({'; '.join(begins)})"
         for setting in self.applied:
@@ -186,27 +193,27 @@ class Difference:
 
 
 def difference(
-    old: Settings, new: Settings, running: Mapping[str, Sequence[Slot]] | None = None
+    old: Settings, new: Settings, running: Mapping[str, Sequence[EngineConfig]] | None = None
 ) -> Difference:
     """Return the difference.
 
     `running` has the present engines by their model's name; default: those at start-up.
     """
     if running is None:
-        running = initial_slots(old)
+        running = initial_engines(old)
     before = {model.name: model for model in old.models}
     after = {model.name: model for model in new.models}
-    taken = {slot.name for slots in running.values() for slot in slots}
+    taken = {config.name for configs in running.values() for config in configs}
     changed: list[ModelChange] = []
     added: list[Addition] = []
     for name, model in after.items():
         if name not in before:
-            slots = slots_of(model, taken)
-            taken |= {slot.name for slot in slots}
-            added.append(Addition(model, slots, any(_is_fixed(slot) for slot in slots)))
+            configs = engines_of(model, taken)
+            taken |= {config.name for config in configs}
+            added.append(Addition(model, configs, any(_is_fixed(config) for config in configs)))
         elif (change := _model_change(before[name], model, running[name], taken)) is not None:
             changed.append(change)
-            taken |= {slot.name for slot in change.plan.added}
+            taken |= {config.name for config in change.plan.added}
     sections = list(_section_changes(old, new))
     return Difference(
         new,
@@ -235,14 +242,14 @@ def _applied(old: Section, new: Section, within: str) -> Section:
 
 
 def _model_change(
-    old: ModelSettings, new: ModelSettings, slots: Sequence[Slot], taken: set[str]
+    old: ModelSettings, new: ModelSettings, configs: Sequence[EngineConfig], taken: set[str]
 ) -> ModelChange | None:
     """Return the change of a model; None if it does not change."""
-    others = taken - {slot.name for slot in slots}
-    scaled = None if old.scaling is None else scaled_engines(slots, old)
-    engines = plan(slots, new, others, scaled)
+    others = taken - {config.name for config in configs}
+    scaled = None if old.scaling is None else scaled_engines(configs, old)
+    engines = plan_engines(configs, new, others, scaled)
     touched = (*engines.removed, *engines.added, *(s for pair in engines.replaced for s in pair))
-    needs_restart = any(_is_fixed(slot) for slot in touched)
+    needs_restart = any(_is_fixed(config) for config in touched)
     local = any(isinstance(spec, ManagedSpec) for spec in new.engines)
     fields = (
         *_changes(_gateway_settings(old, local=local), _gateway_settings(new, local=local)),
@@ -272,8 +279,8 @@ def _sources(model: ModelSettings) -> dict[str, RemoteSpec]:
     }
 
 
-def _is_fixed(slot: Slot) -> bool:
-    return slot.spec.kind == FIXED_KIND
+def _is_fixed(config: EngineConfig) -> bool:
+    return config.spec.kind == FIXED_KIND
 
 
 def _gateway_settings(model: ModelSettings, *, local: bool) -> dict[str, object]:
@@ -285,7 +292,7 @@ def _gateway_settings(model: ModelSettings, *, local: bool) -> dict[str, object]
     return {p: v for p, v in found.items() if not (local and p.startswith("media."))}
 
 
-def _engine_changes(old: Slot, new: Slot) -> tuple[SettingChange, ...]:
+def _engine_changes(old: EngineConfig, new: EngineConfig) -> tuple[SettingChange, ...]:
     if old.spec.kind != new.spec.kind:
         return (SettingChange("kind", f"{old.spec.kind} → {new.spec.kind}"),)
     before, after = flatten(engine_settings(old)), flatten(engine_settings(new))
@@ -340,8 +347,8 @@ def _model_lines(change: ModelChange) -> Iterator[str]:
         yield f"! model {name}: engines (needs a restart: kind: {FIXED_KIND})"
         return
     engines_by_text: dict[str, list[str]] = {}
-    for old, slot in change.plan.replaced:
-        in_place = slot.spec.kind != "remote" and slot.name == old.name
+    for old, config in change.plan.replaced:
+        in_place = config.spec.kind != "remote" and config.name == old.name
         verb = "restarts" if in_place else "replaces"
         for field in change.engines[old.name]:
             engines_by_text.setdefault(f"{field} ({verb}", []).append(old.name)
@@ -355,5 +362,5 @@ def _model_lines(change: ModelChange) -> Iterator[str]:
         yield f"~ model {name}: more engines (starts {_names(change.plan.added)})"
 
 
-def _names(slots: Sequence[Slot]) -> str:
-    return ", ".join(slot.name for slot in slots)
+def _names(configs: Sequence[EngineConfig]) -> str:
+    return ", ".join(config.name for config in configs)

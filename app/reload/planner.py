@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from app.errors import InvalidConfiguration
-from app.fleet import Builder, ModelDeployment, Slot, run_preflight
-from app.fleet.builder import Placed, Slots
+from app.fleet import Builder, EngineConfig, ModelDeployment, run_preflight
+from app.fleet.builder import EnginesByModel, Placed
 from app.fleet.deployment import DeployedEngine, memory_gib
 from app.fleet.fleet import IDLE_STATES, Fleet
 from app.fleet.takeover import EngineSnapshot, MachineResources, OverlapCheck, check_overlap
@@ -44,14 +44,14 @@ class ReloadPlanner:
         for vLLM's parser.
         """
         preflighted = run_preflight(
-            found.new, [slot for _, slot in found.starts()], self._builder, closed
+            found.new, [config for _, config in found.starts()], self._builder, closed
         )
         faults = list(preflighted.faults)
         for note in preflighted.notes:
             log.warning("reload: %s", note)
         try:
-            for model, slot in found.starts():
-                self._fleet.build(model, (slot,))
+            for model, config in found.starts():
+                self._fleet.build(model, (config,))
         except LauncherMissing as error:
             faults.append(str(error))
         placed: Placed = ()
@@ -65,26 +65,26 @@ class ReloadPlanner:
 
     def _choose_takeovers(self, found: Difference) -> tuple[Difference, Placed]:
         """Return the difference with its takeovers, and all GPUs. Raises ConfigError."""
-        slots = [(one.settings, one.slots) for one in self._deployments.values()]
-        layout = EngineLayout.of(slots, self._builder.placements(slots))
+        configs = [(one.settings, one.configs) for one in self._deployments.values()]
+        layout = EngineLayout.of(configs, self._builder.placements(configs))
         machine = self._resources(found.new.server.memory_budget_gib)
-        snapshots = {one.slot.name: _snapshot(one) for one in self._engines()}
+        snapshots = {one.config.name: _snapshot(one) for one in self._engines()}
         chosen, alongside = choose_takeovers(found, layout, machine, snapshots)
         with contextlib.suppress(ConfigError):
-            placed = self._builder.place(self._slots_after(chosen), alongside)
-            by_name = {slot.name: placement for slot, placement in placed}
+            placed = self._builder.place(self._engines_after(chosen), alongside)
+            by_name = {config.name: placement for config, placement in placed}
             if all(by_name[name] == placement for name, placement in alongside.items()):
                 return chosen, placed
         # Each pair fits, but not together with what is added.
         chosen, _ = choose_takeovers(found, layout, machine, snapshots, obstacle=CROWDED)
-        return chosen, self._builder.place(self._slots_after(chosen))
+        return chosen, self._builder.place(self._engines_after(chosen))
 
     async def check_overlap(
-        self, old: DeployedEngine, new: Slot, budget_gib: float | None
+        self, old: DeployedEngine, new: EngineConfig, budget_gib: float | None
     ) -> OverlapCheck:
         """Return whether an engine can start alongside another, as of now."""
         machine = await asyncio.to_thread(self._resources, budget_gib)
-        return check_overlap(old.slot, new, _snapshot(old), machine)
+        return check_overlap(old.config, new, _snapshot(old), machine)
 
     def _engines(self) -> Iterator[DeployedEngine]:
         return (engine for one in self._deployments.values() for engine in one.engines)
@@ -125,15 +125,15 @@ class ReloadPlanner:
                 largest = max(largest, sum(memory_gib(each.engine) for each in one.engines))
         return eager + max(loaded, largest) + self._fleet.uncounted_gib
 
-    def _slots_after(self, found: Difference) -> Slots:
+    def _engines_after(self, found: Difference) -> EnginesByModel:
         """Return the engines of every model once all is applied."""
         after = {
-            name: (one.settings, one.slots)
+            name: (one.settings, one.configs)
             for name, one in self._deployments.items()
             if name not in found.removed
         }
         after |= {c.new.name: (c.new, c.plan.after) for c in found.changed if c.needs_engines}
-        after |= {a.model.name: (a.model, a.slots) for a in found.added if not a.needs_restart}
+        after |= {a.model.name: (a.model, a.configs) for a in found.added if not a.needs_restart}
         return list(after.values())
 
 

@@ -127,7 +127,7 @@ class Reloader:
                 new = await asyncio.to_thread(self._source)
             except ConfigError as error:
                 raise InvalidConfiguration("\n".join(error.faults)) from None
-            running = {name: one.slots for name, one in applier.deployments.items()}
+            running = {name: one.configs for name, one in applier.deployments.items()}
             found = difference(applier.settings, new, running)
             found, placed = await asyncio.to_thread(applier.planner.plan, found, self._closed)
             lines = tuple(found.lines())

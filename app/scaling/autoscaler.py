@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from app.admission import Admission
 from app.fleet import ModelDeployment
 from app.fleet.deployment import DeployedEngine
+from app.fleet.engine_plan import scaled_engines
 from app.fleet.fleet import ensure_ready
-from app.fleet.slots import scaled_engines
 from app.reload import Reloader
 from app.routing import Replica, count_slots
 from app.scaling.policy import Load, ScalingPolicy, ScalingTerms
@@ -141,7 +141,7 @@ class Autoscaler:
         deployment = self._reloader.deployments.get(name)
         if deployment is None:  # removed just now
             return
-        present = scaled_engines(deployment.slots, deployment.settings)
+        present = scaled_engines(deployment.configs, deployment.settings)
         added = await self._reloader.resize(name, present + more)
         for engine in added:
             self._steps.start(_start(engine), f"start {engine.name}")
@@ -153,13 +153,13 @@ def terms_of(deployment: ModelDeployment) -> ScalingTerms | None:
     bounds, slots = settings.scaling, settings.queue.max_in_flight
     if bounds is None or slots is None:
         return None
-    fixed = len(_managed(deployment)) - scaled_engines(deployment.slots, settings)
+    fixed = len(_managed(deployment)) - scaled_engines(deployment.configs, settings)
     return ScalingTerms(fixed + bounds.min, fixed + bounds.max, slots, bounds.target_wait_s)
 
 
 def _managed(deployment: ModelDeployment) -> list[DeployedEngine]:
     """Return the engines that this gateway runs."""
-    return [one for one in deployment.engines if not isinstance(one.slot.spec, RemoteSpec)]
+    return [one for one in deployment.engines if not isinstance(one.config.spec, RemoteSpec)]
 
 
 def _ready_servers(deployment: ModelDeployment) -> list[Replica]:
@@ -167,7 +167,7 @@ def _ready_servers(deployment: ModelDeployment) -> list[Replica]:
     return [
         one.replica
         for one in deployment.all_engines
-        if isinstance(one.slot.spec, RemoteSpec) and one.engine.state is EngineState.READY
+        if isinstance(one.config.spec, RemoteSpec) and one.engine.state is EngineState.READY
     ]
 
 
@@ -180,7 +180,7 @@ def _count_servers(deployment: ModelDeployment) -> float:
 def _room(deployment: ModelDeployment) -> int:
     """Return how many engines may be added; one that was given up keeps its place."""
     bounds = deployment.settings.scaling
-    present = scaled_engines(deployment.slots, deployment.settings)
+    present = scaled_engines(deployment.configs, deployment.settings)
     return 0 if bounds is None else max(bounds.max - present, 0)
 
 

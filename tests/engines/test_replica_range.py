@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.fleet.slots import initial_slots, plan, scaled_engines, slots_of
+from app.fleet.engine_plan import engines_of, initial_engines, plan_engines, scaled_engines
 from app.settings import ModelSettings, Settings
 from tests.app.configuration import faults, isolate, load
 
@@ -68,8 +68,8 @@ def test_one_specification_of_a_model_is_scaled() -> None:
 
 
 def test_a_gateway_begins_with_the_least_engines() -> None:
-    slots = initial_slots(load(file({"min": 2, "max": 4})))["demo"]
-    assert [(slot.name, slot.spec.kind) for slot in slots] == [
+    configs = initial_engines(load(file({"min": 2, "max": 4})))["demo"]
+    assert [(config.name, config.spec.kind) for config in configs] == [
         ("demo-0", "ray"),
         ("demo-1", "ray"),
         ("demo-2", "remote"),
@@ -79,23 +79,23 @@ def test_a_gateway_begins_with_the_least_engines() -> None:
 def test_engines_are_added_and_removed_without_touching_others() -> None:
     settings = load(file({"min": 1, "max": 4}))
     [model] = settings.models
-    slots = initial_slots(settings)["demo"]
-    more = plan(slots, model, scaled=3)
-    assert [slot.name for slot in more.added] == ["demo-2", "demo-3"]
-    assert sorted(slot.name for slot in more.kept) == ["demo-0", "demo-1"]
+    configs = initial_engines(settings)["demo"]
+    more = plan_engines(configs, model, scaled=3)
+    assert [config.name for config in more.added] == ["demo-2", "demo-3"]
+    assert sorted(config.name for config in more.kept) == ["demo-0", "demo-1"]
     assert scaled_engines(more.after, model) == 3
-    fewer = plan(more.after, model, scaled=1)
+    fewer = plan_engines(more.after, model, scaled=1)
     assert (len(fewer.removed), len(fewer.after), fewer.added) == (2, 2, ())
-    assert {slot.spec.kind for slot in fewer.removed} == {"ray"}
+    assert {config.spec.kind for config in fewer.removed} == {"ray"}
 
 
 def test_a_reload_keeps_what_scaling_has_added_within_the_new_bounds() -> None:
     settings = load(file({"min": 1, "max": 4}))
-    slots = plan(initial_slots(settings)["demo"], settings.models[0], scaled=3).after
-    assert not plan(slots, model_of({"min": 2, "max": 8, "target_wait_s": 1}))
-    assert len(plan(slots, model_of({"min": 1, "max": 2})).removed) == 1
-    assert len(plan(slots, model_of({"min": 4, "max": 4})).added) == 1
-    assert len(plan(slots, model_of(1)).removed) == 2
+    configs = plan_engines(initial_engines(settings)["demo"], settings.models[0], scaled=3).after
+    assert not plan_engines(configs, model_of({"min": 2, "max": 8, "target_wait_s": 1}))
+    assert len(plan_engines(configs, model_of({"min": 1, "max": 2})).removed) == 1
+    assert len(plan_engines(configs, model_of({"min": 4, "max": 4})).added) == 1
+    assert len(plan_engines(configs, model_of(1)).removed) == 2
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 3), (2, 0), (1, 1)])
@@ -109,9 +109,9 @@ def test_a_reload_that_adds_or_removes_servers_keeps_scaled_engines(
         return Settings.model_validate({"models": [model]}).models[0]
 
     old, new = with_servers(before), with_servers(after)
-    slots = plan(slots_of(old), old, scaled=2).after
-    for scaled in (None, scaled_engines(slots, old)):
-        changes = plan(slots, new, scaled=scaled)
-        assert [slot.spec.kind for slot in changes.after].count("ray") == 2
-        assert [slot.spec.kind for slot in changes.kept].count("ray") == 2
+    configs = plan_engines(engines_of(old), old, scaled=2).after
+    for scaled in (None, scaled_engines(configs, old)):
+        changes = plan_engines(configs, new, scaled=scaled)
+        assert [config.spec.kind for config in changes.after].count("ray") == 2
+        assert [config.spec.kind for config in changes.kept].count("ray") == 2
         assert changes.replaced == ()

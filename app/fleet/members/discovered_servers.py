@@ -112,5 +112,5 @@ class DiscoveredServers:
     def _is_taken(self, name: str) -> bool:
         """Return whether an engine has a name, or a server that has not joined yet."""
         return any(name in roster.names for roster in self._rosters.values()) or any(
-            one.slot.name == name for each in self._deployments.values() for one in each.engines
+            one.config.name == name for each in self._deployments.values() for one in each.engines
         )

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.fleet.deployment import DeployedEngine, ModelDeployment
+from app.fleet.engine_plan import EngineConfig
 from app.fleet.fleet import Fleet
-from app.fleet.slots import Slot
 from engines.background_tasks import BackgroundTasks
 from engines.base import ChangeNotifier, EngineState
 
@@ -47,17 +47,17 @@ class MemberTerms:
 class Member:
     """One server. `wanted` is what it should be: None, not to be there at all."""
 
-    def __init__(self, terms: MemberTerms, name: str, wanted: Slot) -> None:
+    def __init__(self, terms: MemberTerms, name: str, wanted: EngineConfig) -> None:
         self.name = name
         self._terms = terms
-        self._wanted: Slot | None = wanted
+        self._wanted: EngineConfig | None = wanted
         self._changes = ChangeNotifier()
         self._changes.forward_to(terms.changes)
         self._joined: DeployedEngine | None = None
         self._begun: DeployedEngine | None = None
 
     @property
-    def wanted(self) -> Slot | None:
+    def wanted(self) -> EngineConfig | None:
         return self._wanted
 
     @property
@@ -86,17 +86,17 @@ class Member:
             return "its next check has not begun"
         return self._begun.engine.last_error or "its first check is under way"
 
-    def want(self, slot: Slot | None) -> None:
+    def want(self, config: EngineConfig | None) -> None:
         """Change what it should be; `run` carries it out."""
-        if slot != self._wanted:
-            self._wanted = slot
+        if config != self._wanted:
+            self._wanted = config
             self._changes.notify()
 
     async def run(self) -> None:
         """Carry out what is wanted, until it is to be gone and is."""
         while True:
-            slot, joined = self._wanted, self._joined
-            if slot is None:
+            config, joined = self._wanted, self._joined
+            if config is None:
                 if joined is None:
                     return
                 await self._terms.changes.wait_for(
@@ -104,27 +104,27 @@ class Member:
                 )
                 if self._wanted is None:
                     await self._leave(joined)
-            elif joined is None or joined.slot != slot:
-                await self._join(slot, joined)
+            elif joined is None or joined.config != config:
+                await self._join(config, joined)
             else:
                 await self._changes.next()
 
-    async def _join(self, slot: Slot, old: DeployedEngine | None) -> None:
-        """Begin with a slot's engine, and use it in place of `old` as soon as it is READY."""
+    async def _join(self, config: EngineConfig, old: DeployedEngine | None) -> None:
+        """Begin with a config's engine, and use it in place of `old` as soon as it is READY."""
         terms = self._terms
-        [new] = terms.fleet.build(terms.deployment.name, (slot,))
+        [new] = terms.fleet.build(terms.deployment.name, (config,))
         engine = new.engine
         self._begun = new
         engine.changes.forward_to(self._changes)
         try:
             await terms.fleet.begin(new)
             await self._changes.wait_for(
-                lambda: self._wanted != slot or engine.state is EngineState.READY
+                lambda: self._wanted != config or engine.state is EngineState.READY
             )
         finally:
             engine.changes.stop_forwarding(self._changes)
             self._begun = None
-        if self._wanted != slot or not terms.is_current():
+        if self._wanted != config or not terms.is_current():
             await terms.fleet.retire(engine, terms.drain_s())  # it has no requests
             if not terms.is_current():
                 # Without its model it is not wanted, which its owner is about to say.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from app.fleet.slots import slug
+from app.fleet.engine_plan import slug
 
 MAX_HOST_CHARS = 60
 MAX_PREFIX_CHARS = 24

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from app.discovery import Endpoint, FindSource, Source
+from app.fleet.engine_plan import EngineConfig
 from app.fleet.members.member import Member, MemberTerms
 from app.fleet.members.names import engine_name
 from app.fleet.report import UnusedServer
-from app.fleet.slots import Slot
 from engines.base import EngineState
 from engines.spec import Discovery, RemoteSpec
 
@@ -93,7 +93,7 @@ class Roster:
         return not any(member.serves for member in members) and not any(
             one.engine.state is EngineState.READY
             for one in deployment.engines
-            if one.slot.name not in deployment.outgoing
+            if one.config.name not in deployment.outgoing
         )
 
     def update(self) -> None:
@@ -138,11 +138,11 @@ class Roster:
         for url, (endpoint, spec) in sorted(wanted.items()):
             present = self._members.get(url)
             if present is not None:
-                present.want(_slot(present.name, endpoint, spec))
+                present.want(_config(present.name, endpoint, spec))
                 continue
             model = self._terms.deployment.name
             name = engine_name(model, url, self._is_taken)
-            member = Member(self._terms, name, _slot(name, endpoint, spec))
+            member = Member(self._terms, name, _config(name, endpoint, spec))
             self._members[url] = member
             self._terms.tasks.start(self._run(url, member), f"server {name}")
         self._terms.changes.notify()
@@ -184,8 +184,8 @@ class Roster:
         return listed[:MAX_SERVERS]
 
 
-def _slot(name: str, endpoint: Endpoint, spec: RemoteSpec) -> Slot:
-    """Return the slot of a server: its source's specification with its own URL and key."""
+def _config(name: str, endpoint: Endpoint, spec: RemoteSpec) -> EngineConfig:
+    """Return the config of a server: its source's specification with its own URL and key."""
     key = endpoint.api_key_env or spec.api_key_env
     update = {"url": endpoint.url, "discover": None, "api_key_env": key}
-    return Slot(name, spec.model_copy(update=update), discovered=True)
+    return EngineConfig(name, spec.model_copy(update=update), discovered=True)

@@ -8,7 +8,7 @@ import pytest
 from app.fleet import builder
 from app.fleet.builder import Builder
 from app.fleet.deployment import memory_gib
-from app.fleet.slots import initial_slots
+from app.fleet.engine_plan import initial_engines
 from app.routing import Replica
 from engines.process import LauncherMissing
 from tests.gateway import remote, settings_for
@@ -23,8 +23,8 @@ BY_PRIORITY = {"args": {"scheduling-policy": "priority"}}
 def build(run_dir: Path, engine: dict[str, Any], **fields: Any) -> Replica:
     """Return a model's only engine."""
     settings = settings_for({"name": "demo", "engines": [engine], **fields}, run_dir=run_dir)
-    [slot] = initial_slots(settings)["demo"]
-    return Builder(settings, ("python",))("demo", slot)
+    [config] = initial_engines(settings)["demo"]
+    return Builder(settings, ("python",))("demo", config)
 
 
 @pytest.mark.parametrize("engine", [PROCESS, IN_PROCESS, RAY])
@@ -61,8 +61,8 @@ def test_engine_on_ray_needs_ray_here(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_engine_on_ray_gets_no_gpu_of_this_machine_and_none_of_its_memory(tmp_path: Path) -> None:
     engine = {**RAY, "gpus": 8, "replicas": 2, "memory_gib": 500}
     settings = settings_for({"name": "demo", "engines": [engine]}, run_dir=tmp_path)
-    slots = initial_slots(settings)["demo"]
+    configs = initial_engines(settings)["demo"]
     made = Builder(settings, ("python",))
-    assert len(slots) == 2
-    assert made.place([(settings.models[0], slots)]) == ()
-    assert memory_gib(made("demo", slots[0]).engine) == 0.0
+    assert len(configs) == 2
+    assert made.place([(settings.models[0], configs)]) == ()
+    assert memory_gib(made("demo", configs[0]).engine) == 0.0

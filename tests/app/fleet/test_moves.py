@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.fleet import ModelDeployment, Slot
+from app.fleet import EngineConfig, ModelDeployment
 from app.fleet.deployment import DeployedEngine
 from app.fleet.moves import (
     can_move_within,
@@ -36,9 +36,9 @@ def replica(name: str = "demo-0", **attributes: Any) -> Replica:
     return Replica(FakeEngine(name, **{"facts": FACTS, **attributes}), "demo")
 
 
-def slot(name: str = "demo-0", model: str = "m", **args: Any) -> Slot:
+def config(name: str = "demo-0", model: str = "m", **args: Any) -> EngineConfig:
     spec = ProcessSpec.model_validate({"kind": "process", "model": model, "args": args})
-    return Slot(name, spec)
+    return EngineConfig(name, spec)
 
 
 def deployment(*engines: DeployedEngine, **fields: Any) -> ModelDeployment:
@@ -48,7 +48,7 @@ def deployment(*engines: DeployedEngine, **fields: Any) -> ModelDeployment:
 
 
 def deployed(name: str = "demo-0", args: dict[str, Any] | None = None, **attributes: Any) -> Any:
-    return DeployedEngine(slot(name, **(args or {})), replica(name, **attributes))
+    return DeployedEngine(config(name, **(args or {})), replica(name, **attributes))
 
 
 class TestWhoCanGoOn:
@@ -92,7 +92,7 @@ class TestSameAnswers:
         "args", [{"max-num-seqs": 8}, {"gpu-memory-utilization": 0.5}, {"enforce-eager": True}]
     )
     def test_flags_of_speed_and_size_may_differ(self, args: dict[str, Any]) -> None:
-        assert gives_same_answers(slot(), slot(**args))
+        assert gives_same_answers(config(), config(**args))
 
     @pytest.mark.parametrize(
         "args",
@@ -105,43 +105,43 @@ class TestSameAnswers:
         ],
     )
     def test_flags_of_the_answer_may_not(self, args: dict[str, Any]) -> None:
-        assert not gives_same_answers(slot(), slot(**args))
-        assert not gives_same_answers(slot(**args), slot())
+        assert not gives_same_answers(config(), config(**args))
+        assert not gives_same_answers(config(**args), config())
 
     def test_other_model_answers_otherwise(self) -> None:
-        assert not gives_same_answers(slot(), slot(model="other"))
+        assert not gives_same_answers(config(), config(model="other"))
 
     def test_remote_server_is_judged_by_its_facts(self) -> None:
-        remote = Slot("demo-1", RemoteSpec(kind="remote", url="http://other"))
-        assert gives_same_answers(slot(), remote)
+        remote = EngineConfig("demo-1", RemoteSpec(kind="remote", url="http://other"))
+        assert gives_same_answers(config(), remote)
 
 
 class TestWaitForTheSuccessor:
     def test_load_within_the_wait(self) -> None:
         old = deployed(load_s=100.0)
-        assert can_wait_for(deployment(old), old, slot(), 30.0)
+        assert can_wait_for(deployment(old), old, config(), 30.0)
 
     @pytest.mark.parametrize("load_s", [None, 121.0])
     def test_not_for_a_load_that_is_long_or_unknown(self, load_s: float | None) -> None:
         old = deployed(load_s=load_s)
-        assert not can_wait_for(deployment(old), old, slot(), 30.0)
+        assert not can_wait_for(deployment(old), old, config(), 30.0)
 
     def test_not_for_a_successor_with_other_answers(self) -> None:
         old = deployed(load_s=1.0)
-        assert not can_wait_for(deployment(old), old, slot(model="other"), 30.0)
+        assert not can_wait_for(deployment(old), old, config(model="other"), 30.0)
 
     def test_requests_that_cannot_move_hold_the_successor_up(self) -> None:
         old = deployed(load_s=100.0)
         FakeStream(old.replica)
         old.replica.in_flight = 1
-        assert can_wait_for(deployment(old), old, slot(), 30.0)
+        assert can_wait_for(deployment(old), old, config(), 30.0)
         old.replica.in_flight = 2
-        assert not can_wait_for(deployment(old), old, slot(), 30.0)
-        assert can_wait_for(deployment(old), old, slot(), 20.0)
+        assert not can_wait_for(deployment(old), old, config(), 30.0)
+        assert can_wait_for(deployment(old), old, config(), 20.0)
 
     def test_wait_is_the_models(self) -> None:
         old = deployed(load_s=100.0)
-        assert not can_wait_for(deployment(old, continuation_wait_s=50), old, slot(), 0.0)
+        assert not can_wait_for(deployment(old, continuation_wait_s=50), old, config(), 0.0)
 
 
 class TestMove:

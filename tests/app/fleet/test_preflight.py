@@ -11,8 +11,8 @@ import yaml
 
 from app.fleet import preflight as module
 from app.fleet.builder import Builder
+from app.fleet.engine_plan import initial_engines
 from app.fleet.preflight import PreflightResult, run_preflight
-from app.fleet.slots import initial_slots
 from app.settings import load_settings
 from engines.flags import check as flag_check
 from engines.flags.check import ParserUnavailable
@@ -57,8 +57,8 @@ def check(
     data = {"server": {"run_dir": run_dir}, "models": [{"name": "demo", "engines": specs}]}
     Path("gateway.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
     settings = load_settings()
-    slots = [slot for each in initial_slots(settings).values() for slot in each]
-    return run_preflight(settings, slots, builder(gpus, launcher))
+    configs = [config for each in initial_engines(settings).values() for config in each]
+    return run_preflight(settings, configs, builder(gpus, launcher))
 
 
 def faults(*engines: dict[str, Any], **options: Any) -> list[str]:
@@ -212,10 +212,10 @@ async def test_check_of_a_silent_cluster_ends_with_the_gateway(
     data = {"ray": {"address": "10.0.0.1:6379"}, "models": models}
     Path("gateway.yaml").write_text(yaml.safe_dump(data))
     settings = load_settings()
-    slots = initial_slots(settings)["demo"]
+    configs = initial_engines(settings)["demo"]
     launched = builder(launcher=("fake",))
     checking = asyncio.create_task(
-        asyncio.to_thread(run_preflight, settings, slots, launched, ended)
+        asyncio.to_thread(run_preflight, settings, configs, launched, ended)
     )
     await asyncio.to_thread(asked.wait)
     ended.set()

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import event, given, reject
 from hypothesis import strategies as st
 
-from app.fleet.slots import initial_slots
+from app.fleet.engine_plan import initial_engines
 from app.fleet.takeover import EngineSnapshot, MachineResources
 from app.reload.choice import EngineLayout, choose_takeovers, placement_request
 from app.reload.difference import Difference, difference
@@ -44,16 +44,16 @@ def chosen(
 ) -> tuple[Difference, dict[str, Placement]]:
     """Choose for a gateway that runs `before` and reloads `after`."""
     old, new = Settings(models=before), Settings(models=after)
-    running = initial_slots(old)
-    slots = [(one, running[one.name]) for one in old.models]
-    requests = [placement_request(one, slot) for one, engines in slots for slot in engines]
+    running = initial_engines(old)
+    configs = [(one, running[one.name]) for one in old.models]
+    requests = [placement_request(one, config) for one, engines in configs for config in engines]
     placements = place(requests, machine.devices) if machine.devices else {}
     snapshots = {
-        slot.name: STOPPED if slot.name in idle else READY
+        config.name: STOPPED if config.name in idle else READY
         for engines in running.values()
-        for slot in engines
+        for config in engines
     }
-    layout = EngineLayout.of(slots, placements)
+    layout = EngineLayout.of(configs, placements)
     return choose_takeovers(difference(old, new), layout, machine, snapshots, obstacle=obstacle)
 
 
@@ -74,7 +74,7 @@ class TestNames:
         found, _ = chosen([model("a", process(2))], [model("a", process(2, **LONGER))])
         assert takeovers(found) == [("a-0", "a-2", True), ("a-1", "a-3", True)]
         [change] = found.changed
-        assert [slot.name for slot in change.plan.after] == ["a-2", "a-3"]
+        assert [config.name for config in change.plan.after] == ["a-2", "a-3"]
         assert [(old.name, new.name) for old, new in change.plan.replaced] == [
             ("a-0", "a-2"),
             ("a-1", "a-3"),
@@ -86,9 +86,9 @@ class TestNames:
         before = [model("org/a", process())]
         found, _ = chosen(before, [model("org/a", process(2, **LONGER)), model("org-a", process())])
         [change] = found.changed
-        names = [slot.name for slot in change.plan.after]
+        names = [config.name for config in change.plan.after]
         assert names == ["org-a-3", "org-a-1"]
-        assert [slot.name for slot in found.added[0].slots] == ["org-a-2"]
+        assert [config.name for config in found.added[0].configs] == ["org-a-2"]
         assert not change.overlaps, "an engine is added as well"
 
     def test_successor_in_place_keeps_the_name(self) -> None:
@@ -109,7 +109,7 @@ class TestTakeovers:
             [model("a", process(2))], [model("a", process(2, **LONGER))], idle=["a-0"]
         )
         assert takeovers(found) == [("a-1", "a-2", True)]
-        assert [slot.name for slot in found.changed[0].plan.after] == ["a-0", "a-2"]
+        assert [config.name for config in found.changed[0].plan.after] == ["a-0", "a-2"]
 
     def test_other_ready_replica_serves_during_a_replacement_in_place(self) -> None:
         found, _ = chosen(
@@ -239,16 +239,22 @@ def test_no_gpu_is_ever_overcommitted(
         reject()  # the first configuration does not fit
     event(f"{len(placements)} start beside others")
     settings = Settings(models=old)
-    slots = initial_slots(settings)
-    requests = [placement_request(one, slot) for one in settings.models for slot in slots[one.name]]
+    configs = initial_engines(settings)
+    requests = [
+        placement_request(one, config) for one in settings.models for config in configs[one.name]
+    ]
     where = place(requests, machine.devices or ())
-    held = {slot.name: (slot, where[slot.name].devices) for each in slots.values() for slot in each}
+    held = {
+        config.name: (config, where[config.name].devices)
+        for each in configs.values()
+        for config in each
+    }
     for name in found.removed:
-        for slot in slots[name]:
-            del held[slot.name]
+        for config in configs[name]:
+            del held[config.name]
     for change in found.changed:
-        for slot in change.plan.removed:
-            del held[slot.name]
+        for config in change.plan.removed:
+            del held[config.name]
         for was, now in change.plan.replaced:
             if was.name != now.name:
                 held[now.name] = (now, placements[now.name].devices)
@@ -260,8 +266,8 @@ def test_no_gpu_is_ever_overcommitted(
 
 def _assert_fits(held: dict[str, Any]) -> None:
     taken: dict[int, Fraction] = {}
-    for slot, devices in held.values():
+    for config, devices in held.values():
         for gpu in devices:
-            share = Fraction(str(slot.spec.args["gpu-memory-utilization"]))
+            share = Fraction(str(config.spec.args["gpu-memory-utilization"]))
             taken[gpu] = taken.get(gpu, Fraction()) + share
     assert all(share <= 1 for share in taken.values()), held

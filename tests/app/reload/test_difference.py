@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from app.fleet.slots import initial_slots, slots_of
+from app.fleet.engine_plan import engines_of, initial_engines
 from app.reload.difference import APPLIED, Takeover, applied, difference
 from app.settings import ModelSettings, Settings, digest
 from engines.spec import Discovery, InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
@@ -178,7 +178,7 @@ class TestLines:
 
     def test_engine_names_are_those_of_running_engines(self) -> None:
         old = settings(model("demo", process(args={"a": 1})))
-        running = {"demo": slots_of(old.models[0], {"demo-0"})}
+        running = {"demo": engines_of(old.models[0], {"demo-0"})}
         found = difference(old, settings(), running)
         assert list(found.lines()) == ["~ model demo: args.a removed (restarts demo-1)"]
 
@@ -423,13 +423,13 @@ class TestAnyTwoConfigurations:
         found = difference(old, new)
         assert bool(found) == bool(list(found.lines()))
         text = "\n".join(found.lines())
-        for _, slot in found.starts():
-            assert slot.name in text
+        for _, config in found.starts():
+            assert config.name in text
 
     @given(configurations, configurations)
     def test_engine_names_are_unique(self, old: Settings, new: Settings) -> None:
         found = difference(old, new)
-        running = [slot.name for slots in initial_slots(old).values() for slot in slots]
-        come = [slot.name for addition in found.added for slot in addition.slots]
-        come += [slot.name for change in found.changed for slot in change.plan.added]
+        running = [config.name for configs in initial_engines(old).values() for config in configs]
+        come = [config.name for addition in found.added for config in addition.configs]
+        come += [config.name for change in found.changed for config in change.plan.added]
         assert len({*running, *come}) == len(running) + len(come)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.fleet.builder import Builder
 from app.fleet.deployment import DeployedEngine, ModelDeployment
-from app.fleet.slots import Slot
+from app.fleet.engine_plan import EngineConfig
 from app.routing import Replica
 from app.scaling import Autoscaler
 from app.scaling.policy import DOWN_S, UP_S
@@ -124,9 +124,9 @@ def demo(directory: Path, **replicas: Any) -> Settings:
 async def scaling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
     """Run a gateway with a scaled model, whose first engine is READY."""
 
-    def build(_: Builder, model: str, slot: Slot) -> Replica:
-        state = EngineState.READY if slot.name == "demo-0" else EngineState.STOPPED
-        return Replica(ScaledEngine(slot.name, state), model)
+    def build(_: Builder, model: str, config: EngineConfig) -> Replica:
+        state = EngineState.READY if config.name == "demo-0" else EngineState.STOPPED
+        return Replica(ScaledEngine(config.name, state), model)
 
     async def idle(_: Autoscaler) -> None:
         """Leave the decisions to the test."""
@@ -230,8 +230,8 @@ async def test_an_engine_that_is_not_ready_goes_first(scaled: Scaled) -> None:
 async def test_discovered_servers_that_come_and_go_do_not_hold_scaling_up(scaled: Scaled) -> None:
     deployment = scaled.gateway.state.reloader.deployments["demo"]
     spec = RemoteSpec(kind="remote", url="http://10.0.0.7:8000")
-    slot = Slot("demo-10.0.0.7-8000", spec, discovered=True)
-    server = DeployedEngine(slot, Replica(FakeEngine(slot.name), "demo"))
+    config = EngineConfig("demo-10.0.0.7-8000", spec, discovered=True)
+    server = DeployedEngine(config, Replica(FakeEngine(config.name), "demo"))
     await scaled.ask(20)
     for second in range(30):
         deployment.members[:] = [server] if second % 2 else []
@@ -369,10 +369,10 @@ async def take_steps(scaled: Scaled, taken: list[tuple[str, int]]) -> int:
 def add_server(one: Scaled, number: int, state: EngineState = EngineState.READY) -> Replica:
     """Have a server discovered that has joined."""
     spec = RemoteSpec(kind="remote", url=f"http://10.0.0.{number}:8000")
-    slot = Slot(f"demo-10.0.0.{number}-8000", spec, discovered=True)
-    replica = Replica(FakeEngine(slot.name, state), "demo")
+    config = EngineConfig(f"demo-10.0.0.{number}-8000", spec, discovered=True)
+    replica = Replica(FakeEngine(config.name, state), "demo")
     reloader = one.gateway.state.reloader
-    reloader.deployments["demo"].members.append(DeployedEngine(slot, replica))
+    reloader.deployments["demo"].members.append(DeployedEngine(config, replica))
     reloader._applier._publish()
     return replica
 

@@ -275,7 +275,7 @@ async def test_engine_that_is_retired_is_not_started_again(make: Make) -> None:
     engine = make()
     await ready(engine)
     processes = family(engine)
-    fleet = Fleet(lambda model, slot: Replica(engine, model), lambda: None)
+    fleet = Fleet(lambda model, config: Replica(engine, model), lambda: None)
     retiring = asyncio.create_task(fleet.retire(engine, 5.0))
     await wait_until(lambda: engine.state is EngineState.STOPPING)
     with pytest.raises(EngineNotReady, match="engine demo-0 was removed"):

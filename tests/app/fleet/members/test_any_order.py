@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.fleet import DiscoveredServers, ModelDeployment, Slot
+from app.fleet import DiscoveredServers, EngineConfig, ModelDeployment
 from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import Fleet
 from app.routing import Replica
@@ -26,10 +26,10 @@ OUT = (EngineState.STOPPED,)
 class Server(FakeEngine):
     """An engine that is checked when the test says so, and drains when it may."""
 
-    def __init__(self, slot: Slot, world: "World") -> None:
-        super().__init__(slot.name, EngineState.STOPPED)
+    def __init__(self, config: EngineConfig, world: "World") -> None:
+        super().__init__(config.name, EngineState.STOPPED)
         self.world = world
-        self.slot = slot
+        self.config = config
         self.begun = False
 
     async def ensure_ready(self, deadline: float) -> None:
@@ -58,15 +58,15 @@ class World:
         self.fleet = Fleet(self.build, self.publish)
         self.discovery = DiscoveredServers(self.deployments, self.fleet, lambda: 5.0, self.listing)
 
-    def build(self, model: str, slot: Slot) -> Replica:
-        server = Server(slot, self)
+    def build(self, model: str, config: EngineConfig) -> Replica:
+        server = Server(config, self)
         self.built.append(server)
         return Replica(server, model)
 
     def publish(self) -> None:
         """Check what requests see: each name once, and nothing that has stopped."""
         for deployment in self.deployments.values():
-            names = [one.slot.name for one in deployment.members]
+            names = [one.config.name for one in deployment.members]
             assert len(names) == len(set(names))
             assert all(one.engine.state not in OUT for one in deployment.members)
         self.discovery.update()
@@ -74,7 +74,7 @@ class World:
     def check(self, server: Server) -> None:
         """Let a server answer or not, as it is up or not."""
         if server.state in (EngineState.STARTING, EngineState.READY, EngineState.FAILED):
-            up = isinstance(server.slot.spec, RemoteSpec) and server.slot.spec.url in self.up
+            up = isinstance(server.config.spec, RemoteSpec) and server.config.spec.url in self.up
             server.state = EngineState.READY if up else EngineState.FAILED
 
     def reload(self, stall_s: float | None) -> None:
@@ -142,11 +142,12 @@ class World:
         deployment = self.deployments["demo"]
 
         def done() -> bool:
-            slots = [one.slot for one in deployment.members]
+            configs = [one.config for one in deployment.members]
             alive = [server for server in self.built if server.state is not EngineState.STOPPED]
             return (
-                sorted(str(slot.spec.url) for slot in slots if slot.spec.kind == "remote") == wanted
-                and all(slot.spec.timeouts.stall_s == stall_s for slot in slots)
+                sorted(str(config.spec.url) for config in configs if config.spec.kind == "remote")
+                == wanted
+                and all(config.spec.timeouts.stall_s == stall_s for config in configs)
                 and {one.engine for one in deployment.members} == set(alive)
                 and not self.fleet._detached
             )

@@ -16,7 +16,7 @@ from engines.spec import EngineSpec, InProcessSpec, ManagedSpec, RaySpec, Remote
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class EngineConfig:
     """One engine: its name and what it runs; `spec.replicas` is ignored here."""
 
     name: str
@@ -28,25 +28,25 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """Changes of a model's engines; `after` has all of them, in the order of the configuration."""
 
-    after: tuple[Slot, ...]
-    kept: tuple[Slot, ...] = ()  # unchanged
+    after: tuple[EngineConfig, ...]
+    kept: tuple[EngineConfig, ...] = ()  # unchanged
     # Pairs of old and new: under the same name, unless both are to run for a while
     # (`rename_successors`).
-    replaced: tuple[tuple[Slot, Slot], ...] = ()
-    removed: tuple[Slot, ...] = ()
-    added: tuple[Slot, ...] = ()
+    replaced: tuple[tuple[EngineConfig, EngineConfig], ...] = ()
+    removed: tuple[EngineConfig, ...] = ()
+    added: tuple[EngineConfig, ...] = ()
 
     def __bool__(self) -> bool:
         """Return whether any engine changes."""
         return bool(self.replaced or self.removed or self.added)
 
 
-def initial_slots(
+def initial_engines(
     settings: Settings, running: Mapping[str, str] | None = None
-) -> dict[str, tuple[Slot, ...]]:
+) -> dict[str, tuple[EngineConfig, ...]]:
     """Return the engines at start-up by model, all under different names.
 
     `running` has the hash (`config_hash`) of each engine that an earlier gateway has left, by name.
@@ -56,37 +56,38 @@ def initial_slots(
     adopted: dict[tuple[str, int], str] = {}
     for model in settings.models:
         for place, spec in enumerate(_specs(model)):
-            wanted = config_hash(model.name, _slot("", spec, model))
+            wanted = config_hash(model.name, _config("", spec, model))
             name = next((name for name, runs in left.items() if runs == wanted), None)
             if name is not None:
                 del left[name]
                 adopted[model.name, place] = name
-    slots: dict[str, tuple[Slot, ...]] = {}
+    configs: dict[str, tuple[EngineConfig, ...]] = {}
     taken = set(adopted.values())
     for model in settings.models:
         specs = _specs(model)
         found = [adopted.get((model.name, place)) for place in range(len(specs))]
         fresh = iter(free_names(model.name, found.count(None), taken))
-        slots[model.name] = tuple(
-            _slot(name or next(fresh), spec, model) for name, spec in zip(found, specs, strict=True)
+        configs[model.name] = tuple(
+            _config(name or next(fresh), spec, model)
+            for name, spec in zip(found, specs, strict=True)
         )
-        taken |= {slot.name for slot in slots[model.name]}
-    return slots
+        taken |= {config.name for config in configs[model.name]}
+    return configs
 
 
-def slots_of(model: ModelSettings, taken: Collection[str] = ()) -> tuple[Slot, ...]:
+def engines_of(model: ModelSettings, taken: Collection[str] = ()) -> tuple[EngineConfig, ...]:
     """Return the engines of a new model, under names that are not taken."""
     specs = _specs(model)
     names = free_names(model.name, len(specs), taken)
-    return tuple(_slot(name, spec, model) for name, spec in zip(names, specs, strict=True))
+    return tuple(_config(name, spec, model) for name, spec in zip(names, specs, strict=True))
 
 
-def plan(
-    slots: Sequence[Slot],
+def plan_engines(
+    configs: Sequence[EngineConfig],
     model: ModelSettings,
     taken: Collection[str] = (),
     scaled: int | None = None,
-) -> Plan:
+) -> EnginePlan:
     """Return how a model's engines get to its new settings.
 
     Engines with equal settings are kept; of the others as many as possible are replaced, in order.
@@ -96,15 +97,16 @@ def plan(
     if (bounds := model.scaling) is not None:
         if scaled is None:
             fixed = sum(isinstance(spec, RaySpec) for spec in _specs(model, 0))
-            scaled = sum(isinstance(slot.spec, RaySpec) for slot in slots) - fixed
+            scaled = sum(isinstance(config.spec, RaySpec) for config in configs) - fixed
         scaled = min(max(scaled, bounds.min), bounds.max)
-    wanted = [_slot("", spec, model) for spec in _specs(model, scaled)]
-    left = list(slots)
-    kept: list[tuple[Slot, int]] = []
+    wanted = [_config("", spec, model) for spec in _specs(model, scaled)]
+    left = list(configs)
+    kept: list[tuple[EngineConfig, int]] = []
     open_places: list[int] = []
     for place, one in enumerate(wanted):
         same = next(
-            (slot for slot in left if canonical_settings(slot) == canonical_settings(one)), None
+            (config for config in left if canonical_settings(config) == canonical_settings(one)),
+            None,
         )
         if same is None:
             open_places.append(place)
@@ -112,58 +114,58 @@ def plan(
             left.remove(same)
             kept.append((same, place))
     replaced = [(old, place) for old, place in zip(left, open_places, strict=False)]
-    after = {place: slot for slot, place in kept}
+    after = {place: config for config, place in kept}
     after |= {place: replace(wanted[place], name=old.name) for old, place in replaced}
     fresh = open_places[len(replaced) :]
-    names = free_names(model.name, len(fresh), {slot.name for slot in slots}.union(taken))
+    names = free_names(model.name, len(fresh), {config.name for config in configs}.union(taken))
     added = {
         place: replace(wanted[place], name=name) for place, name in zip(fresh, names, strict=True)
     }
     after |= added
-    return Plan(
+    return EnginePlan(
         tuple(after[place] for place in range(len(wanted))),
-        tuple(slot for slot, _ in kept),
+        tuple(config for config, _ in kept),
         tuple((old, after[place]) for old, place in replaced),
         tuple(left[len(replaced) :]),
         tuple(added.values()),
     )
 
 
-def rename_successors(plan: Plan, names: Mapping[str, str]) -> Plan:
+def rename_successors(plan: EnginePlan, names: Mapping[str, str]) -> EnginePlan:
     """Return the plan with new names for successors; `names` has them by the old engine's name."""
     replaced = tuple(
         (old, replace(new, name=names.get(old.name, new.name))) for old, new in plan.replaced
     )
     renamed = {old.name: new for old, new in replaced}
     # Until now an engine that is replaced and its successor have had the same name.
-    after = tuple(renamed.get(slot.name, slot) for slot in plan.after)
+    after = tuple(renamed.get(config.name, config) for config in plan.after)
     return replace(plan, after=after, replaced=replaced)
 
 
-def scaled_engines(slots: Sequence[Slot], model: ModelSettings) -> int:
+def scaled_engines(configs: Sequence[EngineConfig], model: ModelSettings) -> int:
     """Return how many of a model's engines are there by scaling; `model` is in force."""
     if (bounds := model.scaling) is None:
         return 0
-    return min(max(len(slots) - len(_specs(model, 0)), bounds.min), bounds.max)
+    return min(max(len(configs) - len(_specs(model, 0)), bounds.min), bounds.max)
 
 
-def config_hash(model: str, slot: Slot) -> str:
+def config_hash(model: str, config: EngineConfig) -> str:
     """Return a hash of what an engine runs: model and settings, not the engine's name."""
-    return hashlib.sha256(f"{model}\n{canonical_settings(slot)}".encode()).hexdigest()
+    return hashlib.sha256(f"{model}\n{canonical_settings(config)}".encode()).hexdigest()
 
 
-def canonical_settings(slot: Slot) -> str:
+def canonical_settings(config: EngineConfig) -> str:
     """Return an engine's settings as JSON, equal for equal engines; it may contain secrets.
 
     JSON, since 1, 1.0 and true are equal in Python and three different flags for vLLM.
     """
-    return json.dumps(engine_settings(slot), sort_keys=True)
+    return json.dumps(engine_settings(config), sort_keys=True)
 
 
-def engine_settings(slot: Slot) -> dict[str, object]:
+def engine_settings(config: EngineConfig) -> dict[str, object]:
     """Return all settings of an engine as JSON values."""
-    spec = slot.spec.model_dump(mode="json", exclude={"replicas", "discover"})
-    return {**spec, "media": {"domains": list(slot.media_domains)}}
+    spec = config.spec.model_dump(mode="json", exclude={"replicas", "discover"})
+    return {**spec, "media": {"domains": list(config.media_domains)}}
 
 
 def flatten(nested: object, path: str = "") -> dict[str, object]:
@@ -185,8 +187,8 @@ def free_names(model: str, number: int, taken: Collection[str]) -> list[str]:
     return [next(free) for _ in range(number)]
 
 
-def _slot(name: str, spec: EngineSpec, model: ModelSettings) -> Slot:
-    return Slot(name, spec, model.media.domains if isinstance(spec, ManagedSpec) else ())
+def _config(name: str, spec: EngineSpec, model: ModelSettings) -> EngineConfig:
+    return EngineConfig(name, spec, model.media.domains if isinstance(spec, ManagedSpec) else ())
 
 
 def _specs(model: ModelSettings, scaled: int | None = None) -> list[EngineSpec]:

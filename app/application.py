@@ -6,7 +6,8 @@ The order of the release:
 
     event loop lag, scaling, start of     no engine is started any more, except by a reload or
     engines                               an operation
-    engines page, discovery, reloader     closed
+    engines page, servers, reloader,      closed
+    engines that have left
     operations, loader                    closed: from now on nothing starts an engine
     engines                               stopped, or released to the next gateway
     load sharing                          its task canceled; then the other gateways are told
@@ -34,20 +35,20 @@ from starlette.types import ASGIApp
 
 from app.admission import Admission
 from app.asgi import Dispatcher
-from app.auth import Authenticator, KeyStore
+from app.auth import Authenticator, KeyStore, OwnerStore
 from app.database import Database, DatabaseUnavailable, SharedSecret
-from app.fleet import EngineLifecycle, EnginesPage, ModelOperations
+from app.fleet import DiscoveredServers, EngineLifecycle, EnginesPage, Fleet, ModelOperations
 from app.limits import Limiter
-from app.relay import RequestDirectory, RequestsInFlight
+from app.relay import RelayServices, RequestDirectory, RequestsInFlight
 from app.reload import Reloader
 from app.request_body import BodyMemory
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.scaling import Autoscaler
-from app.settings import Settings
+from app.settings import InForce, Settings
 from app.sharing import LoadSharing
 from app.stored import StoredResponses
-from app.telemetry.logs import AccessLog
+from app.telemetry.logs import AccessLog, Levels
 from app.telemetry.metrics import EventLoopLag, Metrics
 from app.usage import Budgets, Ledger
 from app.usage.alerts import Alerts
@@ -62,9 +63,12 @@ log = logging.getLogger(__name__)
 class Application:
     """The parts of a running gateway; `app.main.create_app` builds them."""
 
+    in_force: InForce
+    services: RelayServices
     catalogue: Catalogue
     database: Database
     key_store: KeyStore
+    owner_store: OwnerStore
     authenticator: Authenticator
     limiter: Limiter
     load_sharing: LoadSharing | None
@@ -73,14 +77,18 @@ class Application:
     admission: Admission
     loader: OnDemandLoader
     metrics: Metrics
+    levels: Levels
     access: AccessLog
     tracer: "Tracer | None"
+    fleet: Fleet
+    servers: DiscoveredServers
     reloader: Reloader
     autoscaler: Autoscaler
     operations: ModelOperations
     engine_lifecycle: EngineLifecycle
     engines_page: EnginesPage
-    shared_secrets: Sequence[SharedSecret]
+    salt_secret: SharedSecret
+    session_secret: SharedSecret
     body_memory: BodyMemory
     stored_responses: StoredResponses
     in_flight: RequestsInFlight
@@ -101,12 +109,17 @@ class Application:
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self.reloader.settings
+        return self.in_force.settings
 
     @property
     def startup_done(self) -> asyncio.Event:
         """Set when an engine is READY, or none will be by a restart."""
         return self.engine_lifecycle.startup_done
+
+    def count_gateways(self) -> int | None:
+        """Return the number of gateways that share engines; None: load is not shared."""
+        sharing = self.load_sharing
+        return None if sharing is None or not sharing.available else sharing.gateways
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -118,7 +131,7 @@ class Application:
                 stack.push_async_callback(self.tracer.close)
             stack.push_async_callback(self.database.close)  # also where opening it is cut short
             await self.database.open()
-            for secret in self.shared_secrets:
+            for secret in (self.salt_secret, self.session_secret):
                 with contextlib.suppress(DatabaseUnavailable):  # `run` tries again
                     await secret.load()
                 _run_until_release(stack, secret.run(), "load a shared secret")
@@ -141,9 +154,10 @@ class Application:
             self.loader.start()
             stack.push_async_callback(self.loader.close)
             stack.push_async_callback(self.operations.close)
-            stack.push_async_callback(self.reloader.close)
-            self.reloader.discovery.start()
-            stack.push_async_callback(self.reloader.discovery.close)
+            stack.push_async_callback(self.fleet.close)
+            stack.push_async_callback(self.reloader.stop)
+            self.servers.start()
+            stack.push_async_callback(self.servers.close)
             stack.push_async_callback(self.engines_page.close)
             self.engine_lifecycle.start()
             stack.push_async_callback(self.engine_lifecycle.cancel_start)

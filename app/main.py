@@ -23,6 +23,7 @@ Every other request is FastAPI's, below middleware:
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,11 @@ from app.database import Database, SharedSecret
 from app.discovery import FindSource, find_source
 from app.fleet import (
     Builder,
+    DetachedEngines,
+    DiscoveredServers,
     EngineLifecycle,
     EnginesPage,
+    Fleet,
     ModelOperations,
     ModelRow,
     adoptable_engines,
@@ -93,8 +97,8 @@ from app.request_body import BodyMemory, CacheSalts
 from app.residency import OnDemandLoader
 from app.routing import Catalogue, Model
 from app.scaling import Autoscaler
-from app.settings import Settings
-from app.sharing import load_sharing_on
+from app.settings import InForce, Settings
+from app.sharing import LoadSharing, load_sharing_on
 from app.stored import StoredResponses
 from app.telemetry import NO_RECORDER, RecentRequests, TracedRequests
 from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
@@ -142,184 +146,286 @@ def create_app(
     what lists discovered servers. Raises LauncherMissing, and ConfigError when the GPUs that
     engines ask for do not fit or the packages for traces are missing.
     """
-    metrics = Metrics()
-    output = output or DirectOutput()
-    access = AccessLog(output, as_json=is_json(settings.logs))
-    levels = Levels(settings.logs)
+    observers = _observers(settings, tracer, output or DirectOutput())
+    stores = _stores(settings)
+    callers = _callers(settings, stores, observers)
+    engines = _engines(InForce(settings), Builder(settings, launcher), find_source, observers)
+    services = _services(settings, stores, callers, engines, observers)
+    application = _application(
+        source or (lambda: settings), stores, callers, engines, services, observers
+    )
+    _watch(application, observers.output)
+    console = _console(application) if settings.console.enabled else None
+    relay = Relay(
+        authenticator=application.authenticator,
+        services=services,
+        ledger=application.ledger,
+        access=application.access,
+        recorder=observers.recent or observers.tracer or NO_RECORDER,
+    )
+    _add_asgi(application, relay, console)
+    return application
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Observers:
+    """What is told of requests: metrics, logs and traces."""
+
+    metrics: Metrics
+    output: Output
+    access: AccessLog
+    levels: Levels
+    tracer: "Tracer | None"
+    # None without the console.
+    recent: RecentRequests | None
+
+
+def _observers(settings: Settings, tracer: "Tracer | None", output: Output) -> _Observers:
     if tracer is None:
         tracer = tracer_for(settings.traces)
-    server = settings.server
-    run_dir = server.run_dir.absolute()
-    builder = Builder(settings, launcher)
-    left_running = running_engines(run_dir)
-    deployments = build_models(settings, builder, left_running)
-    catalogue = Catalogue([deployment.model() for deployment in deployments])
-    database = Database(settings.state.database_url.get_secret_value())
-    salt_secret = SharedSecret(database, SALT_SECRET)
-    key_store = KeyStore(database)
-    owner_store = OwnerStore(database)
-    in_flight = RequestsInFlight()
     recent: RecentRequests | None = None
     if settings.console.enabled:
         recent = RecentRequests() if tracer is None else TracedRequests(tracer)
-    requests = RequestDirectory(in_flight, recent)
-    authenticator = Authenticator(
-        key_store,
-        static=settings.api_keys,
-        admin=settings.admin_key,
-        enabled=settings.auth.enabled,
-        limits=settings.limits.default,
-        offline_grace_s=settings.auth.offline_grace_s,
-        on_cut=in_flight.end_requests,
+    return _Observers(
+        metrics=Metrics(),
+        output=output,
+        access=AccessLog(output, as_json=is_json(settings.logs)),
+        levels=Levels(settings.logs),
+        tracer=tracer,
+        recent=recent,
     )
-    limiter = Limiter(settings.limits, settings.state, metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stores:
+    """The database, and what is read from it by a part of its own."""
+
+    database: Database
+    salt_secret: SharedSecret
+    session_secret: SharedSecret
+    key_store: KeyStore
+    owner_store: OwnerStore
+    responses: StoredResponses
+
+
+def _stores(settings: Settings) -> _Stores:
+    database = Database(settings.state.database_url.get_secret_value())
+    return _Stores(
+        database=database,
+        salt_secret=SharedSecret(database, SALT_SECRET),
+        session_secret=SharedSecret(database, SESSION_SECRET),
+        key_store=KeyStore(database),
+        owner_store=OwnerStore(database),
+        responses=StoredResponses(database),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Callers:
+    """Who sends requests, what they may send, and what they have used."""
+
+    in_flight: RequestsInFlight
+    authenticator: Authenticator
+    limiter: Limiter
+    ledger: Ledger
+    alerts: Alerts | None
+    budgets: Budgets
+
+
+def _callers(settings: Settings, stores: _Stores, observers: _Observers) -> _Callers:
+    database, metrics = stores.database, observers.metrics
+    in_flight = RequestsInFlight()
     prices = {model.name: model.price for model in settings.models}
     ledger = Ledger(database, metrics, prices, settings.usage.retention_days)
     alerts = None
     if settings.alerts.webhook_url is not None:
         alerts = Alerts(settings.alerts, database, metrics, lambda: ledger.written)
-    budgets = Budgets(database, ledger, listener=alerts)
+    return _Callers(
+        in_flight=in_flight,
+        authenticator=Authenticator(
+            stores.key_store,
+            static=settings.api_keys,
+            admin=settings.admin_key,
+            enabled=settings.auth.enabled,
+            limits=settings.limits.default,
+            offline_grace_s=settings.auth.offline_grace_s,
+            on_cut=in_flight.end_requests,
+        ),
+        limiter=Limiter(settings.limits, settings.state, metrics),
+        ledger=ledger,
+        alerts=alerts,
+        budgets=Budgets(database, ledger, listener=alerts),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engines:
+    """The engines of all models: who owns them, who waits for them, and who chooses among them."""
+
+    in_force: InForce
+    catalogue: Catalogue
+    admission: Admission
+    load_sharing: LoadSharing | None
+    loader: OnDemandLoader
+    fleet: Fleet
+    servers: DiscoveredServers
+    lifecycle: EngineLifecycle
+
+
+def _engines(
+    in_force: InForce, builder: Builder, find_source: FindSource, observers: _Observers
+) -> _Engines:
+    settings, metrics = in_force.settings, observers.metrics
+    run_dir = settings.server.run_dir.absolute()
+    left_running = running_engines(run_dir)
+    deployments = build_models(settings, builder, left_running)
+    catalogue = Catalogue([deployment.model() for deployment in deployments])
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.count_slots, catalogue.changes)
-    load_sharing = load_sharing_on(settings.state, catalogue, metrics, lambda: admission.draining)
+    detached = DetachedEngines()
+    on_demand = (deployment.on_demand() for deployment in deployments)
     loader = OnDemandLoader(
-        [model for one in deployments if (model := one.on_demand()) is not None],
+        [model for model in on_demand if model is not None],
         metrics,
         engine_changes=catalogue.changes,
-        budget_gib=server.memory_budget_gib,
-        fixed_gib=lambda: eager_memory_gib(catalogue) + reloader.uncounted_gib,
-        slots=server.parallel_starts,
+        budget_gib=settings.server.memory_budget_gib,
+        fixed_gib=lambda: eager_memory_gib(catalogue) + detached.uncounted_gib,
+        slots=settings.server.parallel_starts,
     )
-    stored = StoredResponses(database)
-    body_memory = BodyMemory(memory_bounds(settings))
-    services = RelayServices(
-        limiter=limiter,
-        budgets=budgets,
-        admission=admission,
-        loader=loader,
-        catalogue=catalogue,
-        metrics=metrics,
-        bounds=RelayBounds.of(settings),
-        body_memory=body_memory,
-        salts=CacheSalts(lambda: salt_secret.value),
-        stored=stored,
-        in_flight=in_flight,
-    )
-    engine_lifecycle = EngineLifecycle(
-        catalogue,
-        loader,
-        metrics,
-        run_dir,
-        lambda: reloader.settings.server.keep_engines,
-        adoptable_engines(deployments, left_running),
-        lambda: reloader.discovery.wait_until_settled(),
-    )
-    reloader = Reloader(
-        settings,
+    fleet = Fleet(
+        in_force,
         deployments,
-        Adjustable(services, authenticator, ledger, levels),
-        source=source or (lambda: settings),
-        builder=builder,
-        find_source=find_source,
-        engines_tried=engine_lifecycle.engines_tried,
-    )
-    operations = ModelOperations(catalogue, run_dir)
-    session_secret = SharedSecret(database, SESSION_SECRET)
-    application = Application(
+        builder,
         catalogue=catalogue,
-        database=database,
-        key_store=key_store,
-        authenticator=authenticator,
-        limiter=limiter,
-        load_sharing=load_sharing,
-        budgets=budgets,
-        ledger=ledger,
-        admission=admission,
         loader=loader,
-        metrics=metrics,
-        access=access,
-        tracer=tracer,
-        reloader=reloader,
-        autoscaler=Autoscaler(reloader, admission, engine_lifecycle.startup_done),
-        operations=operations,
-        engine_lifecycle=engine_lifecycle,
-        engines_page=EnginesPage(catalogue, metrics),
-        shared_secrets=(salt_secret, session_secret),
-        body_memory=body_memory,
-        stored_responses=stored,
-        in_flight=in_flight,
-        requests=requests,
-        alerts=alerts,
+        admission=admission,
+        detached=detached,
     )
-    _watch(application, output)
-    client = require_client_key(authenticator, limiter, metrics)
-    auditor = RequireRight(authenticator, Right.USAGE_READ)
-    metrics_pages = metrics_router(metrics, application.engines_page, settings.metrics_key)
-
-    def gateways() -> int | None:
-        if load_sharing is None or not load_sharing.available:
-            return None
-        return load_sharing.gateways
-
-    console = None
-    if settings.console.enabled:
-        console = Console(
-            authenticator=authenticator,
-            secret=session_secret,
-            database=database,
-            limiter=limiter,
-            catalogue=catalogue,
-            key_store=key_store,
-            owner_store=owner_store,
-            requests=requests,
-            model_rows=partial(model_rows, services, operations),
-            draining=lambda: admission.draining,
-            price_of=ledger.price_of,
-            metrics=metrics,
-            settings=lambda: reloader.settings,
-            devices=builder.devices,
-            in_flight=lambda: admission.in_flight,
-            unused=reloader.discovery.unused,
-            gateways=gateways,
-        )
-    routers = [
-        *(console.routers() if console is not None else ()),
-        *_model_routers(services, operations, authenticator, client, server.llama_cpp_models),
-        usage_router(partial(usage_report, database), client, auditor, key_store.id_for_reports),
-        ops_router(services.forecasts, admission),
-        *([metrics_pages] if settings.metrics.port is None else []),
-        keys_router(key_store, authenticator, catalogue),
-        owners_router(owner_store, authenticator),
-        reload_router(reloader, authenticator),
-        logs_router(levels, authenticator),
-        requests_router(requests, key_store, authenticator),
-        engines_router(
-            catalogue,
-            operations,
-            authenticator,
-            lambda: admission.draining,
-            gateways,
-            reloader.discovery.unused,
+    servers = DiscoveredServers(fleet, find_source)
+    adoptable = adoptable_engines(deployments, left_running)
+    return _Engines(
+        in_force=in_force,
+        catalogue=catalogue,
+        admission=admission,
+        load_sharing=load_sharing_on(
+            settings.state, catalogue, metrics, lambda: admission.draining
         ),
-        schema_router(authenticator),
-    ]
-    relay = Relay(
-        authenticator=authenticator,
-        services=services,
-        ledger=ledger,
-        access=access,
-        recorder=recent or tracer or NO_RECORDER,
+        loader=loader,
+        fleet=fleet,
+        servers=servers,
+        lifecycle=EngineLifecycle(
+            catalogue,
+            loader,
+            metrics,
+            run_dir,
+            in_force,
+            adoptable,
+            servers.wait_until_settled,
+        ),
     )
-    _add_asgi(application, relay, routers, console)
-    if settings.metrics.port is not None:
-        metrics_app = _fastapi(metrics_pages)
-        application.metrics_asgi = HeadMiddleware(AccessLogMiddleware(metrics_app, access))
-    return application
 
 
-def _add_asgi(
-    application: Application, relay: Relay, routers: Sequence[APIRouter], console: Console | None
-) -> None:
+def _services(
+    settings: Settings,
+    stores: _Stores,
+    callers: _Callers,
+    engines: _Engines,
+    observers: _Observers,
+) -> RelayServices:
+    """Return what the relay calls on the way of a request."""
+    return RelayServices(
+        limiter=callers.limiter,
+        budgets=callers.budgets,
+        admission=engines.admission,
+        loader=engines.loader,
+        catalogue=engines.catalogue,
+        metrics=observers.metrics,
+        bounds=RelayBounds.of(settings),
+        body_memory=BodyMemory(memory_bounds(settings)),
+        salts=CacheSalts(lambda: stores.salt_secret.value),
+        stored=stores.responses,
+        in_flight=callers.in_flight,
+    )
+
+
+def _application(
+    source: Callable[[], Settings],
+    stores: _Stores,
+    callers: _Callers,
+    engines: _Engines,
+    services: RelayServices,
+    observers: _Observers,
+) -> Application:
+    """Return the parts, before the HTTP that is served with them."""
+    fleet, lifecycle, metrics = engines.fleet, engines.lifecycle, observers.metrics
+    adjustable = Adjustable(services, callers.authenticator, callers.ledger, observers.levels)
+    return Application(
+        in_force=engines.in_force,
+        services=services,
+        catalogue=engines.catalogue,
+        database=stores.database,
+        key_store=stores.key_store,
+        owner_store=stores.owner_store,
+        authenticator=callers.authenticator,
+        limiter=callers.limiter,
+        load_sharing=engines.load_sharing,
+        budgets=callers.budgets,
+        ledger=callers.ledger,
+        admission=engines.admission,
+        loader=engines.loader,
+        metrics=metrics,
+        levels=observers.levels,
+        access=observers.access,
+        tracer=observers.tracer,
+        fleet=fleet,
+        servers=engines.servers,
+        reloader=Reloader(
+            fleet,
+            engines.servers,
+            adjustable,
+            source=source,
+            engines_tried=lifecycle.engines_tried,
+        ),
+        autoscaler=Autoscaler(fleet, engines.admission, lifecycle.startup_done),
+        operations=ModelOperations(
+            engines.catalogue, engines.in_force.settings.server.run_dir.absolute()
+        ),
+        engine_lifecycle=lifecycle,
+        engines_page=EnginesPage(engines.catalogue, metrics),
+        salt_secret=stores.salt_secret,
+        session_secret=stores.session_secret,
+        body_memory=services.body_memory,
+        stored_responses=stores.responses,
+        in_flight=callers.in_flight,
+        requests=RequestDirectory(callers.in_flight, observers.recent),
+        alerts=callers.alerts,
+    )
+
+
+def _console(application: Application) -> Console:
+    admission = application.admission
+    return Console(
+        authenticator=application.authenticator,
+        secret=application.session_secret,
+        database=application.database,
+        limiter=application.limiter,
+        catalogue=application.catalogue,
+        key_store=application.key_store,
+        owner_store=application.owner_store,
+        requests=application.requests,
+        model_rows=partial(model_rows, application.services, application.operations),
+        draining=lambda: admission.draining,
+        price_of=application.ledger.price_of,
+        metrics=application.metrics,
+        settings=lambda: application.settings,
+        devices=application.fleet.builder.devices,
+        in_flight=lambda: admission.in_flight,
+        unused=application.servers.unused,
+        gateways=application.count_gateways,
+    )
+
+
+def _add_asgi(application: Application, relay: Relay, console: Console | None) -> None:
     """Put the ASGI application and the dispatcher of the data plane before the parts."""
 
     @asynccontextmanager
@@ -331,7 +437,19 @@ def _add_asgi(
                 console.start()
             yield
 
-    app = _fastapi(*routers, lifespan=lifespan)
+    settings, access = application.settings, application.access
+    metrics_pages = metrics_router(
+        application.metrics, application.engines_page, settings.metrics_key
+    )
+    if settings.metrics.port is not None:
+        application.metrics_asgi = HeadMiddleware(
+            AccessLogMiddleware(_fastapi(metrics_pages), access)
+        )
+    app = _fastapi(
+        *(console.routers() if console is not None else ()),
+        *_routers(application, metrics_pages if settings.metrics.port is None else None),
+        lifespan=lifespan,
+    )
     app.add_middleware(
         AdminAuth, authenticator=application.authenticator, metrics=application.metrics
     )
@@ -340,10 +458,10 @@ def _add_asgi(
         app.add_middleware(console.guard)
     application.routes = app.routes
     # Outside of FastAPI's own layers, the outermost of which answers unhandled exceptions.
-    application.asgi = HeadMiddleware(AccessLogMiddleware(app, application.access))
+    application.asgi = HeadMiddleware(AccessLogMiddleware(app, access))
     find_other = find_none if console is None else console.find_handler(relay)
     application.dispatcher = DataPlaneDispatcher(relay, find_other=find_other)
-    if origins := application.settings.server.cors_origins:
+    if origins := settings.server.cors_origins:
         cors = CORSMiddleware(
             application.asgi,
             allow_origins=origins,
@@ -351,7 +469,7 @@ def _add_asgi(
             allow_headers=("*",),  # OpenAI's SDK sends a dozen of its own
             expose_headers=EXPOSED_HEADERS,
         )
-        application.asgi = PreflightMiddleware(cors, application.access)
+        application.asgi = PreflightMiddleware(cors, access)
         application.dispatcher = DataPlaneDispatcher(relay, CorsHeaders(cors), find_other)
 
 
@@ -387,7 +505,7 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_log(lambda: output.lost)
     metrics.watch_engines(lambda: engine_states(catalogue), [str(s) for s in EngineState])
     metrics.watch_figures(lambda: engine_figures(catalogue))
-    metrics.watch_discovery(application.reloader.discovery.counts)
+    metrics.watch_discovery(application.servers.counts)
     metrics.watch_queues(admission.queue_limits)
     metrics.watch_scaling(application.autoscaler.wanted)
     metrics.watch_in_flight(admission.in_flight_by_model)
@@ -397,14 +515,40 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_models(lambda: ((model.name, model.on_demand) for model in catalogue.models))
 
 
-def _model_routers(
-    services: RelayServices,
-    operations: ModelOperations,
-    authenticator: Authenticator,
-    client: ClientKey,
-    llama_cpp: bool,
-) -> Iterator[APIRouter]:
-    """Yield the routes that list models, load and unload them; `llama_cpp` adds that dialect."""
+def _routers(application: Application, metrics_pages: APIRouter | None) -> Iterator[APIRouter]:
+    """Yield the routes of the API; `metrics_pages` is None where they have a port of their own."""
+    authenticator, key_store = application.authenticator, application.key_store
+    admission = application.admission
+    client = require_client_key(authenticator, application.limiter, application.metrics)
+    yield from _model_routers(application, client)
+    yield usage_router(
+        partial(usage_report, application.database),
+        client,
+        RequireRight(authenticator, Right.USAGE_READ),
+        key_store.id_for_reports,
+    )
+    yield ops_router(application.services.forecasts, admission)
+    if metrics_pages is not None:
+        yield metrics_pages
+    yield keys_router(key_store, authenticator, application.catalogue)
+    yield owners_router(application.owner_store, authenticator)
+    yield reload_router(application.reloader, authenticator)
+    yield logs_router(application.levels, authenticator)
+    yield requests_router(application.requests, key_store, authenticator)
+    yield engines_router(
+        application.catalogue,
+        application.operations,
+        authenticator,
+        lambda: admission.draining,
+        application.count_gateways,
+        application.servers.unused,
+    )
+    yield schema_router(authenticator)
+
+
+def _model_routers(application: Application, client: ClientKey) -> Iterator[APIRouter]:
+    """Yield the routes that list models, load and unload them."""
+    services, operations = application.services, application.operations
     catalogue, loader = services.catalogue, services.loader
     load = _by_residency(loader, loader.load, operations.load)
     unload = _by_residency(loader, loader.unload, operations.unload)
@@ -412,12 +556,14 @@ def _model_routers(
     def row_of(model: Model) -> ModelRow:
         return model_row(model, services, operations)
 
-    if llama_cpp:
+    if application.settings.server.llama_cpp_models:
         yield models_router(catalogue, client, lambda model: status_of(row_of(model)))
         yield llama_cpp_router(catalogue, client, row_of, operations, load=load, unload=unload)
     else:
         yield models_router(catalogue, client)
-    yield admin_models_router(services, operations, authenticator, load=load, unload=unload)
+    yield admin_models_router(
+        services, operations, application.authenticator, load=load, unload=unload
+    )
 
 
 def _by_residency(

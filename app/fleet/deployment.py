@@ -8,9 +8,11 @@ from app.fleet.engine_plan import EngineConfig
 from app.residency import OnDemandModel
 from app.routing import POLICIES, Bounds, ContinuationTerms, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
-from engines.base import Engine
-from engines.spec import RemoteSpec
+from engines.base import Engine, EngineState
 
+# States of an engine that was not requested to run. A model on demand leaves an engine FAILED
+# after a failed load.
+IDLE_STATES = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
 # Builds the engine of a config, which is not started; the first argument is the model's name.
 BuildEngine = Callable[[str, EngineConfig], Replica]
 
@@ -34,16 +36,14 @@ class ModelDeployment:
     settings: ModelSettings
     # Those of the configuration.
     engines: list[DeployedEngine]
-    # Discovered servers that get requests, by name. `app.discovery` adds and removes them.
+    # Discovered servers that get requests, by name. `app.fleet.members` adds and removes them.
     members: list[DeployedEngine] = field(default_factory=list)
-    # What a reload is about to discover: its servers come before the engines that they replace go.
-    upcoming: tuple[RemoteSpec, ...] = ()
-    # Names of the engines that it is about to stop or replace.
-    outgoing: frozenset[str] = frozenset()
     created: int = field(default_factory=lambda: int(time.time()))
     # Starts alongside the engine that it replaces. Requests and operators see it; the on-demand
     # loader does not before it has taken over.
     successor: DeployedEngine | None = None
+    # Loaded on demand, and not to be loaded until its engines have been replaced.
+    held: bool = False
     # Kept across reloads that do not change it, with all that it has learned.
     _policy: SelectionPolicy | None = field(default=None, init=False)
 
@@ -57,9 +57,9 @@ class ModelDeployment:
         return (*self.engines, *self.members)
 
     @property
-    def discovering(self) -> tuple[RemoteSpec, ...]:
-        """The specifications by which its servers are discovered now, each once."""
-        return tuple(dict.fromkeys((*self.settings.discovering, *self.upcoming)))
+    def is_running(self) -> bool:
+        """True if one of the configuration's engines was requested to run."""
+        return any(one.engine.state not in IDLE_STATES for one in self.engines)
 
     @property
     def configs(self) -> tuple[EngineConfig, ...]:
@@ -70,11 +70,14 @@ class ModelDeployment:
         """Return the engine of the configuration with a name."""
         return next((deployed for deployed in self.engines if deployed.config.name == name), None)
 
-    def on_demand(self, *, held: bool = False) -> OnDemandModel | None:
-        """Return the model for the on-demand loader; None if it is always loaded.
+    def get(self, name: str) -> DeployedEngine:
+        """Return the engine of the configuration with a name, which has to be there."""
+        found = self.find(name)
+        assert found is not None
+        return found
 
-        `held`: it is not loaded until its engines have been replaced.
-        """
+    def on_demand(self) -> OnDemandModel | None:
+        """Return the model for the on-demand loader; None if it is always loaded."""
         if self.settings.load == "eager":
             return None
         replicas = [
@@ -86,11 +89,11 @@ class ModelDeployment:
             self.settings,
             tuple(replica.engine for replica in replicas),
             lambda: sum(replica.move_streams() for replica in replicas),
-            held,
+            self.held,
         )
 
-    def model(self) -> Model:
-        """Return the model for the catalogue."""
+    def model(self, *, discovered: bool | None = None) -> Model:
+        """Return the model for the catalogue; `discovered` overrides what its settings say."""
         settings = self.settings
         policy = POLICIES[settings.policy]
         if type(self._policy) is not policy:
@@ -117,7 +120,7 @@ class ModelDeployment:
             load_wait_s=settings.load_wait_s,
             max_waiting=settings.queue.max_waiting,
             continuation=_continuation_terms(settings),
-            discovered=bool(self.discovering),
+            discovered=bool(settings.discovering) if discovered is None else discovered,
         )
 
 

@@ -25,11 +25,13 @@ drain, since the engine had taken their requests before, are found by the next p
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from math import inf
 
 from app.continuation import compatible
 from app.fleet.deployment import DeployedEngine, ModelDeployment
-from app.fleet.engine_plan import EngineConfig
+from app.fleet.engine_plan import EngineConfig, EnginePlan
 from app.routing import Replica
 from engines.base import EngineState
 from engines.spec import ManagedSpec
@@ -64,6 +66,23 @@ async def moving_streams(
         yield
     finally:
         mover.cancel()
+
+
+@asynccontextmanager
+async def moving_to_successors(
+    deployment: ModelDeployment, plan: EnginePlan
+) -> AsyncIterator[None]:
+    """Move the streams of an on-demand model's replaced engines while the body unloads it.
+
+    They wait for its load with the new engines, where `continuation_wait_s` allows for it.
+    """
+    async with AsyncExitStack() as stack:
+        for was, now in plan.replaced:
+            old = deployment.get(was.name)
+            can_move = partial(can_wait_for, deployment, old, now, inf)
+            moving = moving_streams(old.replica, can_move, "it is replaced")
+            await stack.enter_async_context(moving)
+        yield
 
 
 def move_streams(replica: Replica, why: str) -> None:

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from app import errors
-from app.fleet.fleet import STOP_GRACE_S, ensure_ready
+from app.fleet.detached import STOP_GRACE_S
 from app.fleet.moves import has_alternative, is_refusing, move_streams, moving_streams
+from app.fleet.starting import ensure_ready
 from app.routing import Catalogue, Replica
 from engines.base import Engine, EngineCapabilities, EngineError, EngineState
 from engines.output import LogFollower, redact_line

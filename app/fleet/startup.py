@@ -14,11 +14,12 @@ from pathlib import Path
 from app.errors import GatewayError
 from app.fleet.builder import Builder
 from app.fleet.deployment import ModelDeployment, build_deployments
+from app.fleet.detached import STOP_GRACE_S
 from app.fleet.engine_plan import config_hash, initial_engines
-from app.fleet.fleet import STOP_GRACE_S, ensure_ready
+from app.fleet.starting import ensure_ready
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
-from app.settings import Settings
+from app.settings import InForce, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import tracer_for
 from engines.base import Engine, EngineNotReady, EngineState
@@ -94,14 +95,13 @@ class EngineLifecycle:
         loader: OnDemandLoader,
         metrics: Metrics,
         run_dir: Path,
-        keep_engines: Callable[[], bool],
+        in_force: InForce,
         adoptable: Collection[str] = (),
         discovered: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`keep_engines`: whether engines outlive this gateway, by the settings in force.
+        """`adoptable` are the names of the engines that an earlier gateway left.
 
-        `adoptable` are the names of those that an earlier gateway left. `discovered` returns, soon,
-        when discovered servers have been checked.
+        `discovered` returns, soon, when discovered servers have been checked.
         """
         self._discovered = discovered or _none_discovered
         self._adoptable = adoptable
@@ -109,7 +109,7 @@ class EngineLifecycle:
         self._loader = loader
         self._metrics = metrics
         self._run_dir = run_dir
-        self._keep_engines = keep_engines
+        self._in_force = in_force
         self._task: asyncio.Task[None] | None = None
         # Set when every engine that starts with the gateway has been READY or FAILED.
         self.engines_tried = asyncio.Event()
@@ -118,6 +118,11 @@ class EngineLifecycle:
         self.startup_done = asyncio.Event()
         # Whether no model could ever be served when `startup_done` was set.
         self.hopeless = False
+
+    @property
+    def _keep_engines(self) -> bool:
+        """Whether engines outlive this gateway."""
+        return self._in_force.settings.server.keep_engines
 
     def start(self) -> None:
         """Start the engines in the background, so that /health answers meanwhile."""
@@ -130,7 +135,7 @@ class EngineLifecycle:
         until then its requests would be refused that a moment later are served.
         """
         models = [model for model in self._catalogue.models if not model.on_demand]
-        if keeps := self._keep_engines():
+        if keeps := self._keep_engines:
             models = list(self._catalogue.models)
         running = [
             [
@@ -155,7 +160,7 @@ class EngineLifecycle:
 
     async def release_engines(self) -> None:
         """Let go of the engines that outlive this gateway; their requests in flight go on."""
-        if self._keep_engines():
+        if self._keep_engines:
             await asyncio.gather(*(engine.release() for engine in self._catalogue.engines))
 
     async def stop_engines(self) -> None:
@@ -206,7 +211,7 @@ class EngineLifecycle:
 
     def _left_loaded(self) -> list[str]:
         """Return the models on demand that an earlier gateway left loaded."""
-        if not self._keep_engines():
+        if not self._keep_engines:
             return []
         return [
             model.name

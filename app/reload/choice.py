@@ -8,10 +8,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from app.fleet import EngineConfig
-from app.fleet.builder import EnginesByModel
-from app.fleet.engine_plan import free_names, rename_successors
-from app.fleet.takeover import EngineSnapshot, MachineResources, check_overlap, place_alongside
+from app.fleet import (
+    EngineConfig,
+    EnginesByModel,
+    EngineSnapshot,
+    MachineResources,
+    check_overlap,
+    free_names,
+    place_alongside,
+    rename_successors,
+)
 from app.reload.difference import Difference, ModelChange, Takeover
 from app.settings import ModelSettings
 from engines.gpu import Placement, PlacementError, PlacementRequest

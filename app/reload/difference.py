@@ -17,12 +17,14 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from app.fleet import EngineConfig, initial_engines
-from app.fleet.engine_plan import (
+from app.fleet import (
+    ComingChange,
+    EngineConfig,
     EnginePlan,
     engine_settings,
     engines_of,
     flatten,
+    initial_engines,
     plan_engines,
     scaled_engines,
 )
@@ -124,6 +126,16 @@ class ModelChange:
             and not self.plan.added
             and len(takeovers) == len(self.plan.replaced) > 0
             and all(takeover.obstacle is None for takeover in takeovers)
+        )
+
+    @property
+    def coming(self) -> ComingChange:
+        """The discovered servers that it begins with, and the engines that it stops."""
+        before, after = self.old.discovering, self.effective.discovering
+        old = (*self.plan.removed, *(old for old, _ in self.plan.replaced))
+        return ComingChange(
+            tuple(one for one in after if one not in before),
+            frozenset(config.name for config in old if self.needs_engines),
         )
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from app.fleet.engine_plan import flatten
+from app.fleet import flatten
 from app.reload.shown import shown, value
 from app.settings import SECRETS, ModelSettings, Settings
 from engines.output import is_secret

@@ -7,19 +7,18 @@ difference is applied model by model (`applier`). Reloads run one at a time.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from app.discovery import FindSource
 from app.errors import SHUTTING_DOWN, Conflict, InvalidConfiguration
-from app.fleet import Builder, DiscoveredServers, ModelDeployment
+from app.fleet import DiscoveredServers, Fleet
 from app.reload.applier import Adjustable, Applier
 from app.reload.difference import difference
 from app.reload.effects import request_effects
+from app.reload.planner import ReloadPlanner
 from app.reload.report import Report
 from app.settings import ConfigError, Settings
 from engines.background_tasks import BackgroundTasks
-from engines.base import Engine
 
 log = logging.getLogger(__name__)
 
@@ -29,50 +28,27 @@ class Reloader:
 
     def __init__(
         self,
-        settings: Settings,
-        deployments: Sequence[ModelDeployment],
+        fleet: Fleet,
+        servers: DiscoveredServers,
         adjustable: Adjustable,
         *,
         source: Callable[[], Settings],
-        builder: Builder,
-        find_source: FindSource,
         engines_tried: asyncio.Event,
     ) -> None:
         """`source` reads the configuration again; it may block, and raises ConfigError.
 
-        `find_source` returns what lists discovered servers.
         `engines_tried` is set once every engine that starts with the gateway has been READY or
         FAILED.
         """
+        self._fleet = fleet
         self._services = adjustable.services
         self._source = source
         self._engines_tried = engines_tried
-        self._builder = builder
-        self._applier = Applier(settings, deployments, adjustable, builder, find_source)
-        self._turn = asyncio.Lock()
+        self._planner = ReloadPlanner(fleet)
+        self._applier = Applier(fleet, servers, adjustable)
         self._tasks = BackgroundTasks()
         # Ends the threads of these tasks, for which the exit of the process waits.
         self._closed = threading.Event()
-
-    @property
-    def settings(self) -> Settings:
-        """The settings in force."""
-        return self._applier.settings
-
-    @property
-    def discovery(self) -> DiscoveredServers:
-        """The discovered servers, which follow each reload."""
-        return self._applier.discovery
-
-    @property
-    def deployments(self) -> Mapping[str, ModelDeployment]:
-        """The present models with their engines, by name."""
-        return self._applier.deployments
-
-    @property
-    def uncounted_gib(self) -> float:
-        """Memory of starting and stopping engines that no model accounts for."""
-        return self._applier.fleet.uncounted_gib
 
     async def reload(self, *, dry_run: bool = False, wait: bool = False) -> Report:
         """Read the configuration and apply the difference; return the report.
@@ -91,27 +67,10 @@ class Reloader:
         task.add_done_callback(partial(self._finished, dry_run))
         return await asyncio.shield(task)
 
-    async def resize(self, model: str, scaled: int) -> tuple[Engine, ...]:
-        """Have so many scaled engines of a model, within its bounds; return those to start.
-
-        It waits for a reload that is under way; a model that is gone by then has none to start.
-        Engines that go have drained when this returns.
-        """
-        async with self._turn:
-            deployment = self._applier.deployments.get(model)
-            if deployment is None or deployment.settings.scaling is None:
-                return ()
-            return await self._applier.resize(model, scaled)
-
     async def stop(self) -> None:
-        """Cancel what is under way; detached engines finish their requests."""
+        """Cancel what is under way; engines that have left finish their requests."""
         self._closed.set()
         await self._tasks.cancel()
-
-    async def close(self) -> None:
-        """Cancel what is under way, and stop all detached engines."""
-        await self.stop()
-        await self._applier.fleet.close()
 
     def _finished(self, dry_run: bool, task: asyncio.Task[Report]) -> None:
         if not task.cancelled():
@@ -120,25 +79,25 @@ class Reloader:
                 self._services.metrics.reloads.add((_outcome(task, fault),))
 
     async def _reload(self, dry_run: bool) -> Report:
-        applier = self._applier
-        async with self._turn:
+        fleet = self._fleet
+        async with fleet.turn:
             await self._engines_tried.wait()
             try:
                 new = await asyncio.to_thread(self._source)
             except ConfigError as error:
                 raise InvalidConfiguration("\n".join(error.faults)) from None
-            running = {name: one.configs for name, one in applier.deployments.items()}
-            found = difference(applier.settings, new, running)
-            found, placed = await asyncio.to_thread(applier.planner.plan, found, self._closed)
+            running = {name: one.configs for name, one in fleet.deployments.items()}
+            found = difference(fleet.in_force.settings, new, running)
+            found, placed = await asyncio.to_thread(self._planner.plan, found, self._closed)
             lines = tuple(found.lines())
             effects = tuple(request_effects(found))
             if dry_run or not found:
                 return Report(dry_run, lines, effects=effects)
-            self._builder.use(placed)
-            self._builder.withhold(new.key_variables)
+            fleet.builder.use(placed)
+            fleet.builder.withhold(new.key_variables)
             for line in lines:
                 log.info("reload: %s", line)
-            reports = await applier.apply(found)
+            reports = await self._applier.apply(found)
             for report in reports:
                 log.log(logging.INFO if report.done else logging.ERROR, "reload: %s", report)
             return Report(False, lines, reports, effects)

@@ -6,11 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from app.admission import Admission
-from app.fleet import ModelDeployment
-from app.fleet.deployment import DeployedEngine
-from app.fleet.engine_plan import scaled_engines
-from app.fleet.fleet import ensure_ready
-from app.reload import Reloader
+from app.fleet import DeployedEngine, Fleet, ModelDeployment, ensure_ready, scaled_engines
 from app.routing import Replica, count_slots
 from app.scaling.policy import Load, ScalingPolicy, ScalingTerms
 from engines.background_tasks import BackgroundTasks
@@ -35,11 +31,9 @@ class _Scaled:
 class Autoscaler:
     """Scales models of the present configuration until it is canceled."""
 
-    def __init__(
-        self, reloader: Reloader, admission: Admission, startup_done: asyncio.Event
-    ) -> None:
+    def __init__(self, fleet: Fleet, admission: Admission, startup_done: asyncio.Event) -> None:
         """`startup_done` is set once the engines that start with the gateway have settled."""
-        self._reloader = reloader
+        self._fleet = fleet
         self._admission = admission
         self._startup_done = startup_done
         # By name; models of the configuration that are scaled.
@@ -77,7 +71,7 @@ class Autoscaler:
         """
         if self._admission.draining:
             return
-        self._follow(self._reloader.deployments)
+        self._follow(self._fleet.deployments)
         for name, scaled in self._models.items():
             try:
                 self._decide(name, scaled, now)
@@ -138,11 +132,11 @@ class Autoscaler:
 
         It does not wait for these: one that finds no room starts for ever.
         """
-        deployment = self._reloader.deployments.get(name)
+        deployment = self._fleet.deployments.get(name)
         if deployment is None:  # removed just now
             return
         present = scaled_engines(deployment.configs, deployment.settings)
-        added = await self._reloader.resize(name, present + more)
+        added = await self._fleet.resize(name, present + more)
         for engine in added:
             self._steps.start(_start(engine), f"start {engine.name}")
 

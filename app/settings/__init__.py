@@ -25,7 +25,7 @@ from app.settings.models import MediaSettings, ModelSettings, PriceSettings, Que
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
-from app.settings.settings import Settings, schema
+from app.settings.settings import InForce, Settings, schema
 from app.settings.source import ConfigError, Source
 from app.settings.state import AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import (
@@ -47,6 +47,7 @@ __all__ = (
     "ConfigError",
     "ConsoleSettings",
     "FieldSettings",
+    "InForce",
     "LimitSettings",
     "LimitsSettings",
     "LogLevel",

@@ -1,6 +1,6 @@
 """The whole configuration, its consistency across sections, and its JSON Schema."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -149,6 +149,13 @@ class ServerOnly(_Layered):
     model_config = SettingsConfigDict(extra="ignore")
 
     server: ServerSettings = ServerSettings()
+
+
+@dataclass(slots=True, eq=False)
+class InForce:
+    """Holds the settings in force, for parts that follow them; a reload alone replaces them."""
+
+    settings: Settings
 
 
 def schema() -> dict[str, Any]:

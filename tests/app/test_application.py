@@ -16,7 +16,9 @@ RELEASE = (
     ("loop_lag", "stop"),
     ("engine_lifecycle", "cancel_start"),
     ("engines_page", "close"),
-    ("reloader", "close"),
+    ("servers", "close"),
+    ("reloader", "stop"),
+    ("fleet", "close"),
     ("operations", "close"),
     ("loader", "close"),
     ("engine_lifecycle", "stop_engines"),
@@ -81,7 +83,7 @@ async def test_failed_start_releases_the_parts_that_were_started(
 
 
 @pytest.mark.parametrize(
-    "place", ["reloader.close", "engine_lifecycle.stop_engines", "ledger.close"]
+    "place", ["reloader.stop", "engine_lifecycle.stop_engines", "ledger.close"]
 )
 async def test_canceled_shutdown_releases_the_rest(
     application: Application, released: list[str], monkeypatch: pytest.MonkeyPatch, place: str

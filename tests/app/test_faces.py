@@ -18,8 +18,6 @@ OPEN = {
     "engines.output.failure",
     "engines.output.startup",
 }
-# Packages whose face would have to name most of their content, and those that use it.
-OPEN_TO = {"app.fleet": ("app.reload.", "app.discovery.", "app.scaling.")}
 
 
 def exports(package: Path) -> set[str]:
@@ -51,7 +49,7 @@ def faults(path: Path) -> Iterator[str]:
         names = {alias.name for alias in node.names}
         if exported := names & FACES[package]:
             yield f"{importer}: import {exported} from {package}"
-        if node.module not in OPEN and not importer.startswith(OPEN_TO.get(package, ())):
+        if node.module not in OPEN:
             yield f"{importer}: {package} does not export {names}"
 
 

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from app.discovery import FindSource
 from app.fleet.deployment import ModelDeployment
 from app.fleet.fleet import Fleet
-from app.fleet.members.member import MemberTerms
 from app.fleet.members.roster import Roster
 from app.fleet.report import UnusedServer
 from engines.background_tasks import BackgroundTasks
@@ -21,24 +20,16 @@ SETTLE_S = 5.0
 
 
 class DiscoveredServers:
-    """Discovers servers of the models in `deployments`, which it shares with their owner.
+    """Discovers servers of the fleet's models, and follows what it publishes.
 
     Each of its steps is synchronous up to the next `await`, and a server is added to a deployment
     only while that is the model's present one. So a reload and servers that come and go meanwhile
     do not undo each other's changes.
     """
 
-    def __init__(
-        self,
-        deployments: Mapping[str, ModelDeployment],
-        fleet: Fleet,
-        drain_s: Callable[[], float],
-        find_source: FindSource,
-    ) -> None:
-        """`drain_s` returns the time that requests have to finish on a server that leaves."""
-        self._deployments = deployments
+    def __init__(self, fleet: Fleet, find_source: FindSource) -> None:
         self._fleet = fleet
-        self._drain_s = drain_s
+        fleet.follow(self.update)
         self._find_source = find_source
         self._rosters: dict[ModelDeployment, Roster] = {}
         self._tasks = BackgroundTasks(log)
@@ -59,23 +50,23 @@ class DiscoveredServers:
         """Follow the present deployments and their settings."""
         if not self._running:
             return
-        for deployment in self._deployments.values():
-            if deployment.discovering and deployment not in self._rosters:
+        for deployment in self._fleet.deployments.values():
+            if self._fleet.discovering(deployment) and deployment not in self._rosters:
                 self._rosters[deployment] = self._make_roster(deployment)
         for deployment, roster in list(self._rosters.items()):
             roster.update()
-            if not self._is_current(deployment):
+            if not self._fleet.is_current(deployment):
                 del self._rosters[deployment]
 
     def counts(self) -> Iterator[tuple[str, int, int, int]]:
         """Yield each model with its servers listed and serving, and its sources that fail."""
         for deployment, roster in self._rosters.items():
-            if deployment.discovering:
+            if self._fleet.discovering(deployment):
                 yield deployment.name, roster.listed, roster.serving, roster.failing
 
     def unused(self) -> list[UnusedServer]:
         """Return the servers that are listed and get no requests, in the models' order."""
-        current = map(self._rosters.get, self._deployments.values())
+        current = map(self._rosters.get, self._fleet.deployments.values())
         return [one for roster in current if roster is not None for one in roster.unused()]
 
     async def wait_until_settled(self, among: Collection[ModelDeployment] | None = None) -> None:
@@ -94,23 +85,19 @@ class DiscoveredServers:
                 )
 
     def _make_roster(self, deployment: ModelDeployment) -> Roster:
-        terms = MemberTerms(
-            deployment,
+        return Roster(
             self._fleet,
-            self._drain_s,
-            lambda: self._is_current(deployment),
-            self._changes,
-            lambda: roster.needs_unlisted,
-            self._tasks,
+            deployment,
+            changes=self._changes,
+            tasks=self._tasks,
+            find_source=self._find_source,
+            is_taken=self._is_taken,
         )
-        roster = Roster(terms, self._find_source, self._is_taken)
-        return roster
-
-    def _is_current(self, deployment: ModelDeployment) -> bool:
-        return self._deployments.get(deployment.name) is deployment
 
     def _is_taken(self, name: str) -> bool:
         """Return whether an engine has a name, or a server that has not joined yet."""
         return any(name in roster.names for roster in self._rosters.values()) or any(
-            one.config.name == name for each in self._deployments.values() for one in each.engines
+            one.config.name == name
+            for each in self._fleet.deployments.values()
+            for one in each.engines
         )

@@ -30,18 +30,19 @@ log = logging.getLogger(__name__)
 class MemberTerms:
     """What the servers of one model share."""
 
-    deployment: ModelDeployment
     fleet: Fleet
-    drain_s: Callable[[], float]
-    # Returns whether the deployment is still that of its model. A model that was removed takes the
-    # servers that have joined along.
-    is_current: Callable[[], bool]
+    deployment: ModelDeployment
     # Notified of each change of a server and of its engine.
     changes: ChangeNotifier
     # Returns whether the servers that are not listed any more are still needed.
     needs_unlisted: Callable[[], bool]
     # End with the gateway at the latest.
     tasks: BackgroundTasks
+
+    @property
+    def is_current(self) -> bool:
+        """False for a model that was removed, which takes the servers that have joined along."""
+        return self.fleet.is_current(self.deployment)
 
 
 class Member:
@@ -117,36 +118,51 @@ class Member:
         self._begun = new
         engine.changes.forward_to(self._changes)
         try:
-            await terms.fleet.begin(new)
+            await terms.fleet.detached.begin(engine)
             await self._changes.wait_for(
                 lambda: self._wanted != config or engine.state is EngineState.READY
             )
         finally:
             engine.changes.stop_forwarding(self._changes)
             self._begun = None
-        if self._wanted != config or not terms.is_current():
-            await terms.fleet.retire(engine, terms.drain_s())  # it has no requests
-            if not terms.is_current():
+        if self._wanted != config or not terms.is_current:
+            await terms.fleet.detached.retire(engine, terms.fleet.drain_s)  # it has no requests
+            if not terms.is_current:
                 # Without its model it is not wanted, which its owner is about to say.
                 await self._changes.wait_for(lambda: self._wanted is None)
             return
-        terms.fleet.join(terms.deployment, new, old)
+        self._replace(old, new)
         self._joined = new
         self._log("joins")
         self._changes.notify()
         if old is not None:
             # Beside the next steps: the new engine may have to leave before the old one has ended.
-            retiring = terms.fleet.retire_server(terms.deployment, old, terms.drain_s())
-            terms.tasks.start(retiring, f"retire {self.name}")
+            terms.tasks.start(self._retire(old), f"retire {self.name}")
 
     async def _leave(self, joined: DeployedEngine) -> None:
         terms = self._terms
         self._joined = None
-        if not terms.is_current():
+        if not terms.is_current:
             return
-        terms.fleet.leave(terms.deployment, joined)
+        self._replace(joined, None)
         self._log("leaves")
-        await terms.fleet.retire_server(terms.deployment, joined, terms.drain_s())
+        await self._retire(joined)
+
+    def _replace(self, old: DeployedEngine | None, new: DeployedEngine | None) -> None:
+        """Have requests use one engine in place of another; None: there is none."""
+        fleet, deployment = self._terms.fleet, self._terms.deployment
+        if old is not None:
+            fleet.detached.add([old.engine])
+            deployment.members.remove(old)
+        if new is not None:
+            fleet.detached.discard(new.engine)
+            deployment.members.append(new)
+            deployment.members.sort(key=lambda one: one.config.name)
+        fleet.publish()
+
+    async def _retire(self, server: DeployedEngine) -> None:
+        """Drain an engine that requests do not use any more."""
+        await self._terms.fleet.retire_replaced(self._terms.deployment, server, "its server leaves")
 
     def _log(self, verb: str) -> None:
         model = self._terms.deployment.name

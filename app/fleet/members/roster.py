@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from app.discovery import Endpoint, FindSource, Source
+from app.fleet.deployment import ModelDeployment
 from app.fleet.engine_plan import EngineConfig
+from app.fleet.fleet import Fleet
 from app.fleet.members.member import Member, MemberTerms
 from app.fleet.members.names import engine_name
 from app.fleet.report import UnusedServer
-from engines.base import EngineState
+from engines.background_tasks import BackgroundTasks
+from engines.base import ChangeNotifier, EngineState
 from engines.spec import Discovery, RemoteSpec
 
 log = logging.getLogger(__name__)
@@ -36,11 +39,16 @@ class Roster:
 
     def __init__(
         self,
-        terms: MemberTerms,
+        fleet: Fleet,
+        deployment: ModelDeployment,
+        *,
+        changes: ChangeNotifier,
+        tasks: BackgroundTasks,
         find_source: FindSource,
         is_taken: Callable[[str], bool],
     ) -> None:
-        self._terms = terms
+        """`changes` is notified of each change of a server; `tasks` end with the gateway."""
+        self._terms = MemberTerms(fleet, deployment, changes, lambda: self.needs_unlisted, tasks)
         self._find_source = find_source
         self._is_taken = is_taken
         # What the watches are for; None: there are none yet.
@@ -87,19 +95,19 @@ class Roster:
     def needs_unlisted(self) -> bool:
         """True while no engine that stays is READY, and one that is being checked may be soon."""
         members = self._members.values()
-        if not self._terms.is_current() or all(member.settled for member in members):
+        if not self._terms.is_current or all(member.settled for member in members):
             return False
-        deployment = self._terms.deployment
+        fleet, deployment = self._terms.fleet, self._terms.deployment
         return not any(member.serves for member in members) and not any(
             one.engine.state is EngineState.READY
             for one in deployment.engines
-            if one.config.name not in deployment.outgoing
+            if not fleet.is_outgoing(deployment, one.config.name)
         )
 
     def update(self) -> None:
         """Watch the sources of the model's present settings, and no others."""
         terms = self._terms
-        specs = terms.deployment.discovering if terms.is_current() else ()
+        specs = terms.fleet.discovering(terms.deployment) if terms.is_current else ()
         if specs == self._specs:
             return
         self._specs = specs

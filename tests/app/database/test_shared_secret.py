@@ -111,7 +111,7 @@ async def test_wait_for_the_database_ends_at_shutdown(tmp_path: Path) -> None:
 
 async def test_a_gateway_serves_with_the_shared_secret(tmp_path: Path) -> None:
     async with serving_demo(tmp_path, "http://127.0.0.1:1", settle=False) as gateway:
-        secret = gateway.state.shared_secrets[0]
+        secret = gateway.state.salt_secret
         assert repr(secret.value) not in repr(gateway.state)
         async with gateway.state.database.read() as connection:
             rows = (await connection.execute(text("SELECT name, value FROM secrets"))).all()

@@ -12,6 +12,7 @@ from app.routing import Catalogue, Model, Replica
 from app.telemetry.metrics import Metrics
 from engines.base import EngineNotReady, EngineState
 from engines.process import ProcessEngine
+from tests.app.fleet.fleets import settings_in_force
 from tests.app.routing.fakes import FakeEngine
 from tests.waiting import PATIENCE_S, run_pending_tasks
 
@@ -33,7 +34,7 @@ async def test_start_settles_when_an_operator_stops_the_only_engine(tmp_path: Pa
     engine = Startable()
     catalogue = Catalogue([Model("demo", (), (Replica(engine, "demo"),))])
     loader = cast(OnDemandLoader, None)
-    lifecycle = EngineLifecycle(catalogue, loader, Metrics(), tmp_path, lambda: False)
+    lifecycle = EngineLifecycle(catalogue, loader, Metrics(), tmp_path, settings_in_force())
     lifecycle.start()
     await run_pending_tasks()
     assert not lifecycle.startup_done.is_set()
@@ -67,7 +68,7 @@ async def test_start_is_hopeless_if_all_engines_give_up_and_no_reload_replaces_t
     models = [Model(e.name, (), (Replica(e, e.name),)) for e in (first, second)]
     catalogue = Catalogue(models)
     lifecycle = EngineLifecycle(
-        catalogue, cast(OnDemandLoader, None), Metrics(), tmp_path, lambda: False
+        catalogue, cast(OnDemandLoader, None), Metrics(), tmp_path, settings_in_force()
     )
     lifecycle.start()
     await lifecycle.engines_tried.wait()

@@ -136,7 +136,7 @@ async def scaling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     configured = [demo(directory)]
     async with running(configured[0], source=lambda: configured[-1]) as gateway:
         state = gateway.state
-        scaler = Autoscaler(state.reloader, state.admission, asyncio.Event())
+        scaler = Autoscaler(state.fleet, state.admission, asyncio.Event())
         one = Scaled(gateway, directory, scaler, configured)
         yield one
         await one.finish()
@@ -228,7 +228,7 @@ async def test_an_engine_that_is_not_ready_goes_first(scaled: Scaled) -> None:
 
 
 async def test_discovered_servers_that_come_and_go_do_not_hold_scaling_up(scaled: Scaled) -> None:
-    deployment = scaled.gateway.state.reloader.deployments["demo"]
+    deployment = scaled.gateway.state.fleet.deployments["demo"]
     spec = RemoteSpec(kind="remote", url="http://10.0.0.7:8000")
     config = EngineConfig("demo-10.0.0.7-8000", spec, discovered=True)
     server = DeployedEngine(config, Replica(FakeEngine(config.name), "demo"))
@@ -252,7 +252,7 @@ async def test_nothing_is_started_while_the_gateway_drains(scaled: Scaled) -> No
 async def test_a_fault_of_one_model_does_not_hold_the_others_up(
     scaled: Scaled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    deployments = scaled.gateway.state.reloader.deployments
+    deployments = scaled.gateway.state.fleet.deployments
     assert isinstance(deployments, dict)
     settings = deployments["demo"].settings.model_copy(update={"name": "broken"})
     demo = deployments.pop("demo")
@@ -280,7 +280,7 @@ async def test_a_reload_of_the_bounds_alone_applies_them(scaled: Scaled) -> None
         "~ model demo: replicas.max 3 → 2",
         "~ model demo: replicas.target_wait_s 5.0 → 1.0",
     )
-    bounds = scaled.gateway.state.reloader.deployments["demo"].settings.scaling
+    bounds = scaled.gateway.state.fleet.deployments["demo"].settings.scaling
     assert bounds == ReplicaRange(min=1, max=2, target_wait_s=1)
 
 
@@ -371,9 +371,9 @@ def add_server(one: Scaled, number: int, state: EngineState = EngineState.READY)
     spec = RemoteSpec(kind="remote", url=f"http://10.0.0.{number}:8000")
     config = EngineConfig(f"demo-10.0.0.{number}-8000", spec, discovered=True)
     replica = Replica(FakeEngine(config.name, state), "demo")
-    reloader = one.gateway.state.reloader
-    reloader.deployments["demo"].members.append(DeployedEngine(config, replica))
-    reloader._applier._publish()
+    fleet = one.gateway.state.fleet
+    fleet.deployments["demo"].members.append(DeployedEngine(config, replica))
+    fleet.publish()
     return replica
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.fleet.fleet import Fleet
-from app.routing import Replica
+from app.fleet import DetachedEngines
 from engines.base import EngineNotReady, EngineState
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
@@ -275,8 +274,7 @@ async def test_engine_that_is_retired_is_not_started_again(make: Make) -> None:
     engine = make()
     await ready(engine)
     processes = family(engine)
-    fleet = Fleet(lambda model, config: Replica(engine, model), lambda: None)
-    retiring = asyncio.create_task(fleet.retire(engine, 5.0))
+    retiring = asyncio.create_task(DetachedEngines().retire(engine, 5.0))
     await wait_until(lambda: engine.state is EngineState.STOPPING)
     with pytest.raises(EngineNotReady, match="engine demo-0 was removed"):
         await ready(engine)

@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.fleet import DiscoveredServers, EngineConfig, ModelDeployment
+from app.fleet import DiscoveredServers, EngineConfig
 from app.fleet.deployment import DeployedEngine
-from app.fleet.fleet import Fleet
 from app.routing import Replica
 from app.settings import ModelSettings
 from engines.base import EngineNotReady, EngineState
 from engines.spec import RemoteSpec
+from tests.app.fleet.fleets import make_fleet
 from tests.app.fleet.members.gateways import Listing
 from tests.app.routing.fakes import FakeEngine
 from tests.waiting import run_pending_tasks, wait_until
@@ -53,23 +53,21 @@ class World:
         self.listing = Listing()
         self.built: list[Server] = []
         self.up: set[str] = set(SERVERS)
-        self.deployments: dict[str, ModelDeployment] = {}
-        self.published: list[list[str]] = []
-        self.fleet = Fleet(self.build, self.publish)
-        self.discovery = DiscoveredServers(self.deployments, self.fleet, lambda: 5.0, self.listing)
+        self.fleet = make_fleet(self.build)
+        self.fleet.follow(self.check_published)
+        self.discovery = DiscoveredServers(self.fleet, self.listing)
 
     def build(self, model: str, config: EngineConfig) -> Replica:
         server = Server(config, self)
         self.built.append(server)
         return Replica(server, model)
 
-    def publish(self) -> None:
+    def check_published(self) -> None:
         """Check what requests see: each name once, and nothing that has stopped."""
-        for deployment in self.deployments.values():
+        for deployment in self.fleet.deployments.values():
             names = [one.config.name for one in deployment.members]
             assert len(names) == len(set(names))
             assert all(one.engine.state not in OUT for one in deployment.members)
-        self.discovery.update()
 
     def check(self, server: Server) -> None:
         """Let a server answer or not, as it is up or not."""
@@ -79,14 +77,13 @@ class World:
 
     def reload(self, stall_s: float | None) -> None:
         """Give the model these settings, or remove it."""
-        before = self.deployments.get("demo")
+        before = self.fleet.deployments.get("demo")
         if stall_s is None:
             if before is not None:
-                del self.deployments["demo"]
-                self.fleet.detach(before)
-                self.publish()
+                self.fleet.withdraw(["demo"])
+                self.fleet.publish()
                 self.retiring.extend(
-                    asyncio.ensure_future(self.fleet.retire(one.engine, 5.0))
+                    asyncio.ensure_future(self.fleet.detached.retire(one.engine, 5.0))
                     for one in before.all_engines
                 )
             return
@@ -97,14 +94,14 @@ class World:
         }
         model = ModelSettings.model_validate({"name": "demo", "engines": [spec]})
         if before is None:
-            self.deployments["demo"] = ModelDeployment(model, [])
+            self.fleet.insert(model, ())
         else:
-            before.settings = model
-        self.publish()
+            self.fleet.configure(before, model)
+            self.fleet.publish()
 
     def occupy(self, busy: bool) -> None:
         """Have every server a request in flight, or none."""
-        for deployment in self.deployments.values():
+        for deployment in self.fleet.deployments.values():
             for one in deployment.members:
                 one.replica.in_flight = int(busy)
                 self.replicas.append(one.replica)
@@ -124,7 +121,7 @@ class World:
 
     @property
     def listed(self) -> list[DeployedEngine]:
-        return [one for deployment in self.deployments.values() for one in deployment.members]
+        return [one for deployment in self.fleet.deployments.values() for one in deployment.members]
 
     async def play(self, steps: Sequence[tuple[str, Any, int]]) -> None:
         """Take steps; all is well in the end."""
@@ -139,7 +136,7 @@ class World:
             self.reload(stall_s)
         self.listing.set(*(SERVERS[n] for n in listed))
         wanted = sorted(SERVERS[n] for n in listed)
-        deployment = self.deployments["demo"]
+        deployment = self.fleet.deployments["demo"]
 
         def done() -> bool:
             configs = [one.config for one in deployment.members]
@@ -149,7 +146,7 @@ class World:
                 == wanted
                 and all(config.spec.timeouts.stall_s == stall_s for config in configs)
                 and {one.engine for one in deployment.members} == set(alive)
-                and not self.fleet._detached
+                and not self.fleet.detached
             )
 
         await wait_until(done)

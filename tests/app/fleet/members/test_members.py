@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.fleet.deployment import DeployedEngine
-from app.fleet.fleet import Fleet
+from app.fleet import DetachedEngines
 from app.main import create_app
-from engines.base import EngineState
+from engines.base import Engine, EngineState
 from tests.app.fleet.members.gateways import (
     Listing,
     Load,
@@ -190,7 +189,7 @@ class TestReasons:
             async with run(tmp_path, find_source=listing) as gateway:
                 assert "refuses the key" in (await gateway.unused())[name_of(a)]
                 a.api_key, a.model = None, "other"
-                discovery = gateway.state.reloader.discovery
+                discovery = gateway.state.servers
                 await wait_until(
                     lambda: discovery.unused()[0].reason == "it does not serve the model 'demo'"
                 )
@@ -204,7 +203,7 @@ class TestReasons:
         async with run(tmp_path, find_source=listing) as gateway:
             name = f"demo-127.0.0.1-{port}"
             assert "refused" in (await gateway.unused())[name].lower()
-            discovery = gateway.state.reloader.discovery
+            discovery = gateway.state.servers
             with socket.create_server(("127.0.0.1", port)):
                 await wait_until(lambda: "refused" not in discovery.unused()[0].reason.lower())
 
@@ -213,7 +212,7 @@ class TestReasons:
     ) -> None:
         listing.set(f"http://127.0.0.1:{free_port()}")
         async with run(tmp_path, find_source=listing) as gateway:
-            discovery = gateway.state.reloader.discovery
+            discovery = gateway.state.servers
             await wait_until(lambda: len(discovery.unused()) == 1)
             caplog.set_level(logging.WARNING)
             caplog.clear()
@@ -334,16 +333,16 @@ async def test_server_whose_steps_raise_joins_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("app.fleet.members.roster.RETRY_S", 0.05)
-    begin, calls = Fleet.begin, 0
+    begin, calls = DetachedEngines.begin, 0
 
-    async def failing(fleet: Fleet, server: DeployedEngine) -> None:
+    async def failing(detached: DetachedEngines, server: Engine) -> None:
         nonlocal calls
         calls += 1
         if calls == 1:
             raise RuntimeError("a bug")
-        await begin(fleet, server)
+        await begin(detached, server)
 
-    monkeypatch.setattr(Fleet, "begin", failing)
+    monkeypatch.setattr(DetachedEngines, "begin", failing)
     async with servers(1) as (a,):
         listing.set(a.url)
         async with run(tmp_path, find_source=listing) as gateway:

@@ -2,8 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import APIRouter, Depends, Request
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,6 +27,8 @@ MAX_BODY_BYTES = 1_048_576
 SESSION_CALLER = "gateway.session_caller"
 # The scope key of a function that finds that caller again, later in a long response.
 SESSION_CHECK = "gateway.session_check"
+# The scope key of the caller whom a route's dependency has let in.
+CALLER = "gateway.caller"
 # The scope key of the caller's x-ratelimit-* headers, set once the limiter has decided.
 CALLER_LIMITS = "gateway.caller_limits"
 
@@ -124,7 +128,7 @@ async def still_allowed(check: Callable[[], Awaitable[object]]) -> bool:
 
 
 class RequireRight:
-    """A dependency that requires a right, and returns the caller."""
+    """A dependency that requires a right; `Caller` is who has it."""
 
     def __init__(self, authenticator: Authenticator, right: Right) -> None:
         self._authenticator = authenticator
@@ -137,7 +141,24 @@ class RequireRight:
             raise PermissionDenied(
                 f"the role {principal.role} does not have the right {self.right}"
             )
+        request.scope[CALLER] = principal
         return principal
+
+
+def caller_of(request: Request) -> Principal:
+    """Return the caller whom a dependency of the route has let in."""
+    principal: Principal = request.scope[CALLER]
+    return principal
+
+
+Caller = Annotated[Principal, Depends(caller_of)]
+
+
+def admin_router(path: str, tag: str) -> APIRouter:
+    """Return a router below /admin."""
+    # For the OpenAPI document; `RequireRight` checks the key.
+    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
+    return APIRouter(prefix=f"/admin/{path}", tags=[tag], dependencies=[scheme])
 
 
 def error_response(error: GatewayError, scope: Scope) -> Response:

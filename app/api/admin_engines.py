@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
-from fastapi.security import HTTPBearer
 from pydantic import BaseModel, Field
 
-from app.api.admin_auth import RequireRight, Right, check_admin
+from app.api.admin_auth import RequireRight, Right, admin_router, check_admin
 from app.api.error_responses import ADMIN, error_responses
 from app.api.log_stream import Followers, FollowLog, readable, text_of
 from app.api.middleware import notes_of
@@ -38,6 +38,69 @@ class Engines(BaseModel):
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engines:
+    """The handlers of the routes."""
+
+    catalogue: Catalogue
+    operations: ModelOperations
+    authenticator: Authenticator
+    draining: Callable[[], bool]
+    gateways: Callable[[], int | None]
+    unused: Callable[[], list[UnusedServer]]
+    followers: Followers = field(default_factory=Followers)
+
+    async def list_engines(self) -> Engines:
+        """Every engine, in the configuration's order."""
+        return Engines(
+            data=engine_rows(self.catalogue), gateways=self.gateways(), unused=self.unused()
+        )
+
+    async def show_engine(self, name: str) -> EngineRow:
+        """One engine."""
+        return EngineRow.of(*self.catalogue.find_replica(name))
+
+    async def engine_log(
+        self,
+        request: Request,
+        name: str,
+        lines: Annotated[int, Query(ge=0, le=MAX_LINES, description="Maximum number.")] = LINES,
+        follow: Annotated[bool, Query(description="Go on with new lines.")] = False,
+    ) -> Response:
+        """The newest lines of an engine's output, without control characters and secrets."""
+        reader = self.operations.open_log(name)
+        if follow:
+            check = partial(check_admin, request.scope, self.authenticator)
+            return FollowLog(reader, lines, redact_line, self.followers, self.draining, check)
+
+        def read() -> bytes:
+            # A progress bar has no end of its line while it moves.
+            found = [*reader.read_last(lines), *reader.unfinished()]
+            return text_of([redact_line(line) for line in found[max(len(found) - lines, 0) :]])
+
+        with readable():
+            body = await asyncio.to_thread(read)
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        return PlainTextResponse(body, headers=headers)
+
+    async def restart_engine(
+        self, name: str, request: Request, response: Response, wait: Wait = False
+    ) -> EngineRow:
+        """Stop an engine and start it again. Its streams go on elsewhere or after the restart.
+
+        Streams that cannot be continued and other requests in flight are aborted.
+        """
+        model, replica = self.catalogue.find_replica(name)
+        notes = notes_of(request.scope)
+        notes.model, notes.engine = model.name, replica.engine.name
+        done = self.operations.start(name, "restart", lambda: self.operations.restart(name))
+        if wait:
+            await asyncio.shield(done)
+        else:
+            response.status_code = 202
+        return EngineRow.of(model, replica)
+
+
 def engines_router(
     catalogue: Catalogue,
     operations: ModelOperations,
@@ -51,77 +114,32 @@ def engines_router(
     `gateways` returns the number of gateways that share engines; None: load is not shared now.
     `unused` returns the discovered servers that get no requests.
     """
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/engines", tags=["engines"], dependencies=[scheme])
-    reading = Depends(RequireRight(authenticator, Right.ENGINES_READ))
-    writing = Depends(RequireRight(authenticator, Right.ENGINES_WRITE))
-    followers = Followers()
-
-    @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
-    async def list_engines() -> Engines:
-        """Every engine, in the configuration's order."""
-        return Engines(
-            data=engine_rows(catalogue),
-            gateways=gateways(),
-            unused=unused(),
-        )
-
-    @router.get("/{name}", dependencies=[reading], responses=error_responses(*ADMIN, RouteNotFound))
-    async def show_engine(name: str) -> EngineRow:
-        """One engine."""
-        return EngineRow.of(*catalogue.find_replica(name))
-
-    @router.get(
+    engines = _Engines(
+        catalogue=catalogue,
+        operations=operations,
+        authenticator=authenticator,
+        draining=draining,
+        gateways=gateways,
+        unused=unused,
+    )
+    router = admin_router("engines", "engines")
+    reading = [Depends(RequireRight(authenticator, Right.ENGINES_READ))]
+    writing = [Depends(RequireRight(authenticator, Right.ENGINES_WRITE))]
+    known = error_responses(*ADMIN, RouteNotFound)
+    router.get("", dependencies=reading, responses=error_responses(*ADMIN))(engines.list_engines)
+    router.get("/{name}", dependencies=reading, responses=known)(engines.show_engine)
+    router.get(
         "/{name}/log",
-        dependencies=[reading],
+        dependencies=reading,
         response_class=PlainTextResponse,
         responses=error_responses(*ADMIN, RouteNotFound, Conflict),
-    )
-    async def engine_log(
-        request: Request,
-        name: str,
-        lines: Annotated[int, Query(ge=0, le=MAX_LINES, description="Maximum number.")] = LINES,
-        follow: Annotated[bool, Query(description="Go on with new lines.")] = False,
-    ) -> Response:
-        """The newest lines of an engine's output, without control characters and secrets."""
-        reader = operations.open_log(name)
-        if follow:
-            check = partial(check_admin, request.scope, authenticator)
-            return FollowLog(reader, lines, redact_line, followers, draining, check)
-
-        def read() -> bytes:
-            # A progress bar has no end of its line while it moves.
-            found = [*reader.read_last(lines), *reader.unfinished()]
-            return text_of([redact_line(line) for line in found[max(len(found) - lines, 0) :]])
-
-        with readable():
-            body = await asyncio.to_thread(read)
-        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-        return PlainTextResponse(body, headers=headers)
-
-    @router.post(
+    )(engines.engine_log)
+    router.post(
         "/{name}/restart",
-        dependencies=[writing],
+        dependencies=writing,
         responses={
             **error_responses(*ADMIN, RouteNotFound, Conflict, EngineUnavailable),
             202: {"model": EngineRow, "description": "Started."},
         },
-    )
-    async def restart_engine(
-        name: str, request: Request, response: Response, wait: Wait = False
-    ) -> EngineRow:
-        """Stop an engine and start it again. Its streams go on elsewhere or after the restart.
-
-        Streams that cannot be continued and other requests in flight are aborted.
-        """
-        model, replica = catalogue.find_replica(name)
-        notes = notes_of(request.scope)
-        notes.model, notes.engine = model.name, replica.engine.name
-        done = operations.start(name, "restart", lambda: operations.restart(name))
-        if wait:
-            await asyncio.shield(done)
-        else:
-            response.status_code = 202
-        return EngineRow.of(model, replica)
-
+    )(engines.restart_engine)
     return router

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
-from fastapi.security import HTTPBearer
 
-from app.api.admin_auth import RequireRight, Right, check_may_manage
+from app.api.admin_auth import RequireRight, Right, admin_router, check_may_manage
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import (
     ApiKey,
@@ -96,9 +95,7 @@ class _Keys:
 
 def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalogue) -> APIRouter:
     """Return the routes of /admin/keys."""
-    # For the OpenAPI document; `RequireRight` checks the key.
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/keys", tags=["keys"], dependencies=[scheme])
+    router = admin_router("keys", "keys")
     keys = _Keys(store, authenticator, catalogue)
     writing = Depends(keys.writing)
 

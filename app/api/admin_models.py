@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from app.api.admin_auth import RequireRight, Right
+from app.api.admin_auth import RequireRight, Right, admin_router
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import notes_of
@@ -62,6 +62,70 @@ def model_rows(services: RelayServices, operations: ModelOperations) -> list[Mod
     return [model_row(model, services, operations) for model in services.catalogue.models]
 
 
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The handlers of the routes."""
+
+    services: RelayServices
+    operations: ModelOperations
+    load: ModelAction
+    unload: ModelAction
+
+    async def _run(
+        self,
+        verb: str,
+        act: ModelAction,
+        name: str,
+        request: Request,
+        response: Response,
+        wait: bool,
+    ) -> ModelRow:
+        model = self.services.catalogue.resolve(name)
+        notes_of(request.scope).model = model.name
+        done = self.operations.start(model.name, verb, partial(act, model.name))
+        if wait:
+            await asyncio.shield(done)
+        else:
+            response.status_code = 202
+        return model_row(model, self.services, self.operations)
+
+    async def list_models(self) -> Models:
+        """Every model, in the configuration's order."""
+        return Models(data=model_rows(self.services, self.operations))
+
+    async def load_model(
+        self, name: str, request: Request, response: Response, wait: Wait = False
+    ) -> ModelRow:
+        """Start the engines of a model that are not ready; those that failed are tried again."""
+        return await self._run("load", self.load, name, request, response, wait)
+
+    async def unload_model(
+        self, name: str, request: Request, response: Response, wait: Wait = False
+    ) -> ModelRow:
+        """Stop the engines of a model when their requests have ended, and free their memory."""
+        return await self._run("unload", self.unload, name, request, response, wait)
+
+    async def sleep_model(
+        self,
+        name: str,
+        request: Request,
+        response: Response,
+        level: Annotated[
+            int, Query(ge=1, le=2, description="1 keeps the weights in CPU memory, 2 drops them.")
+        ] = 1,
+        wait: Wait = False,
+    ) -> ModelRow:
+        """Put the engines of a model into vLLM's sleep mode, where the platform has it."""
+        sleep = partial(self.operations.sleep, level=level)
+        return await self._run("sleep", sleep, name, request, response, wait)
+
+    async def wake_model(
+        self, name: str, request: Request, response: Response, wait: Wait = False
+    ) -> ModelRow:
+        """Wake the engines of a model; start those that are not asleep."""
+        return await self._run("load", self.load, name, request, response, wait)
+
+
 def admin_models_router(
     services: RelayServices,
     operations: ModelOperations,
@@ -70,73 +134,20 @@ def admin_models_router(
     unload: ModelAction,
 ) -> APIRouter:
     """Return the routes of /admin/models; `load` and `unload` act on a model by its own name."""
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/models", tags=["models"], dependencies=[scheme])
-    reading = Depends(RequireRight(authenticator, Right.ENGINES_READ))
-    writing = Depends(RequireRight(authenticator, Right.ENGINES_WRITE))
+    router, models = admin_router("models", "models"), _Models(services, operations, load, unload)
+    reading = [Depends(RequireRight(authenticator, Right.ENGINES_READ))]
+    writing = [Depends(RequireRight(authenticator, Right.ENGINES_WRITE))]
     responses: Responses = {
         **error_responses(*ADMIN, ModelNotFound, RouteNotFound, Conflict, EngineUnavailable),
         202: {"model": ModelRow, "description": "Started."},
     }
-
-    catalogue = services.catalogue
-
-    def row(model: Model) -> ModelRow:
-        return model_row(model, services, operations)
-
-    async def named(request: Request, name: str) -> Model:
-        """Return the model that a path names, and note it for the access log."""
-        model = catalogue.resolve(name)
-        notes_of(request.scope).model = model.name
-        return model
-
-    naming = Depends(named)
-
-    async def run_operation(
-        model: Model, verb: str, act: ModelAction, response: Response, wait: bool
-    ) -> ModelRow:
-        done = operations.start(model.name, verb, partial(act, model.name))
-        if wait:
-            await asyncio.shield(done)
-        else:
-            response.status_code = 202
-        return row(model)
-
-    @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
-    async def list_models() -> Models:
-        """Every model, in the configuration's order."""
-        return Models(data=model_rows(services, operations))
-
+    router.get("", dependencies=reading, responses=error_responses(*ADMIN))(models.list_models)
     # A name may hold slashes, as Hugging Face's do.
-    @router.post("/{name:path}/load", dependencies=[writing], responses=responses)
-    async def load_model(response: Response, wait: Wait = False, model: Model = naming) -> ModelRow:
-        """Start the engines of a model that are not ready; those that failed are tried again."""
-        return await run_operation(model, "load", load, response, wait)
-
-    @router.post("/{name:path}/unload", dependencies=[writing], responses=responses)
-    async def unload_model(
-        response: Response, wait: Wait = False, model: Model = naming
-    ) -> ModelRow:
-        """Stop the engines of a model when their requests have ended, and free their memory."""
-        return await run_operation(model, "unload", unload, response, wait)
-
-    @router.post("/{name:path}/sleep", dependencies=[writing], responses=responses)
-    async def sleep_model(
-        response: Response,
-        level: Annotated[
-            int, Query(ge=1, le=2, description="1 keeps the weights in CPU memory, 2 drops them.")
-        ] = 1,
-        wait: Wait = False,
-        model: Model = naming,
-    ) -> ModelRow:
-        """Put the engines of a model into vLLM's sleep mode, where the platform has it."""
-        return await run_operation(
-            model, "sleep", partial(operations.sleep, level=level), response, wait
-        )
-
-    @router.post("/{name:path}/wake", dependencies=[writing], responses=responses)
-    async def wake_model(response: Response, wait: Wait = False, model: Model = naming) -> ModelRow:
-        """Wake the engines of a model; start those that are not asleep."""
-        return await run_operation(model, "load", load, response, wait)
-
+    for verb, act in (
+        ("load", models.load_model),
+        ("unload", models.unload_model),
+        ("sleep", models.sleep_model),
+        ("wake", models.wake_model),
+    ):
+        router.post(f"/{{name:path}}/{verb}", dependencies=writing, responses=responses)(act)
     return router

@@ -1,19 +1,18 @@
 """/admin/owners: limits and budgets that all keys of one owner share, over HTTP."""
 
 import logging
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
-from fastapi.security import HTTPBearer
 
-from app.api.admin_auth import RequireRight, Right
+from app.api.admin_auth import Caller, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import (
     Authenticator,
     Name,
     OwnerFields,
     OwnerStore,
-    Principal,
     ShownOwner,
     ShownOwners,
 )
@@ -26,56 +25,59 @@ MAX_PAGE = 1000
 OwnerName = Annotated[Name, Path(description="What keys say in `owner`; it may hold slashes.")]
 
 
-def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:
-    """Return the routes of /admin/owners."""
-    # For the OpenAPI document; `RequireRight` checks the key.
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/owners", tags=["owners"], dependencies=[scheme])
-    reading = Depends(RequireRight(authenticator, Right.OWNERS_READ))
-    writing = Depends(RequireRight(authenticator, Right.OWNERS_WRITE))
-    one_owner = error_responses(*ADMIN, RouteNotFound)
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """The handlers of the routes."""
 
-    @router.get("", responses=error_responses(*ADMIN))
+    store: OwnerStore
+
     async def list_owners(
+        self,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         after: Annotated[Name | None, Query(description="The name before the first.")] = None,
-        _: Principal = reading,
     ) -> ShownOwners:
         """Every owner that has limits or budgets, by name."""
-        return await store.page(limit, after or "")
+        return await self.store.page(limit, after or "")
 
-    @router.get("/{name:path}", responses=one_owner)
-    async def show_owner(name: OwnerName, _: Principal = reading) -> ShownOwner:
+    async def show_owner(self, name: OwnerName) -> ShownOwner:
         """One owner."""
-        return await store.get(name)
+        return await self.store.get(name)
 
-    @router.put(
-        "/{name:path}",
-        responses={**error_responses(*ADMIN, *BODY), 201: {"description": "It was not there."}},
-    )
     async def put_owner(
-        name: OwnerName, fields: OwnerFields, response: Response, principal: Principal = writing
+        self, name: OwnerName, fields: OwnerFields, response: Response, principal: Caller
     ) -> ShownOwner:
         """Create or replace an owner; limits and budgets that are not given are removed."""
-        owner, new = await store.replace(name, fields)
+        owner, new = await self.store.replace(name, fields)
         log.info("owner %s %s by %s", name, "created" if new else "changed", principal.id)
         if new:
             response.status_code = 201
         return owner
 
-    @router.patch("/{name:path}", responses=error_responses(*ADMIN, *BODY, RouteNotFound))
     async def change_owner(
-        name: OwnerName, fields: OwnerFields, principal: Principal = writing
+        self, name: OwnerName, fields: OwnerFields, principal: Caller
     ) -> ShownOwner:
         """Change the given fields; the others keep their values."""
-        owner = await store.change(name, fields)
+        owner = await self.store.change(name, fields)
         log.info("owner %s changed by %s", name, principal.id)
         return owner
 
-    @router.delete("/{name:path}", status_code=204, responses=one_owner)
-    async def delete_owner(name: OwnerName, principal: Principal = writing) -> None:
+    async def delete_owner(self, name: OwnerName, principal: Caller) -> None:
         """Delete an owner's limits and budgets; its keys and their usage stay."""
-        await store.delete(name)
+        await self.store.delete(name)
         log.info("owner %s deleted by %s", name, principal.id)
 
+
+def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:
+    """Return the routes of /admin/owners."""
+    router, owners = admin_router("owners", "owners"), _Owners(store)
+    reading = [Depends(RequireRight(authenticator, Right.OWNERS_READ))]
+    writing = [Depends(RequireRight(authenticator, Right.OWNERS_WRITE))]
+    one, path = error_responses(*ADMIN, RouteNotFound), "/{name:path}"
+    created = {**error_responses(*ADMIN, *BODY), 201: {"description": "It was not there."}}
+    changed = error_responses(*ADMIN, *BODY, RouteNotFound)
+    router.get("", dependencies=reading, responses=error_responses(*ADMIN))(owners.list_owners)
+    router.get(path, dependencies=reading, responses=one)(owners.show_owner)
+    router.put(path, dependencies=writing, responses=created)(owners.put_owner)
+    router.patch(path, dependencies=writing, responses=changed)(owners.change_owner)
+    router.delete(path, status_code=204, dependencies=writing, responses=one)(owners.delete_owner)
     return router

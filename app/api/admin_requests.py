@@ -1,17 +1,17 @@
 """/admin/requests: the requests in flight, those that ended last, and why one took so long."""
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.security import HTTPBearer
 from pydantic import BaseModel, Field
 
-from app.api.admin_auth import RequireRight, Right
+from app.api.admin_auth import Caller, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, error_responses
 from app.api.middleware import notes_of
-from app.auth import Authenticator, KeyStore, Principal
+from app.auth import Authenticator, KeyStore
 from app.errors import BadRequest, RouteNotFound
 from app.relay import IN_FLIGHT, RequestDirectory, RequestFilter, RequestView
 from app.telemetry import UNKNOWN_MODEL, Step
@@ -150,18 +150,15 @@ class RequestDetail(RequestRow):
         )
 
 
-def requests_router(
-    requests: RequestDirectory, keys: KeyStore, authenticator: Authenticator
-) -> APIRouter:
-    """Return the routes of /admin/requests."""
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/requests", tags=["requests"], dependencies=[scheme])
-    reading = Depends(RequireRight(authenticator, Right.REQUESTS_READ))
-    writing = Depends(RequireRight(authenticator, Right.REQUESTS_WRITE))
-    one_request = error_responses(*ADMIN, RouteNotFound)
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """The handlers of the routes."""
 
-    @router.get("", dependencies=[reading], responses=one_request)  # 404: unknown key
+    requests: RequestDirectory
+    keys: KeyStore
+
     async def list_requests(
+        self,
         limit: Annotated[
             int, Query(ge=1, le=MAX_PAGE, description="Of each of both lists.")
         ] = PAGE,
@@ -185,42 +182,53 @@ def requests_router(
         known.
         """
         chosen = RequestFilter(
-            key_id=None if key is None else await keys.id_for_reports(key),
+            key_id=None if key is None else await self.keys.id_for_reports(key),
             model=model,
             request_id=request_id,
             outcome=outcome,
             statuses=None if status is None else status_range(status),
         )
         return RequestList(
-            in_flight=[RequestRow.of(one) for one in requests.in_flight(chosen, limit)],
-            ended=[RequestRow.of(one) for one in requests.ended(chosen, limit)],
+            in_flight=[RequestRow.of(one) for one in self.requests.in_flight(chosen, limit)],
+            ended=[RequestRow.of(one) for one in self.requests.ended(chosen, limit)],
         )
 
-    @router.get("/{id}", dependencies=[reading], responses=one_request)
-    async def show_request(id: RequestId) -> RequestDetail:
+    async def show_request(self, id: RequestId) -> RequestDetail:
         """One request in flight or ended, with its phases and its attempts at engines."""
-        view = requests.find(id)
+        view = self.requests.find(id)
         if view is None:
             raise RouteNotFound(NOT_FOUND)
         return RequestDetail.of(view)
 
-    @router.post("/{id}/cancel", responses=one_request)
     async def cancel_request(
+        self,
         request: Request,
         id: RequestId,
-        principal: Principal = writing,
+        principal: Caller,
     ) -> RequestRow:
         """Cancel a request in flight, and return it as it was.
 
         Its client gets the error `request_canceled` with status 403, or as an event in a stream;
         the engine stops generating. What it has generated is charged.
         """
-        view = requests.cancel(id, principal.id)
+        view = self.requests.cancel(id, principal.id)
         if view is None:
             raise RouteNotFound(NOT_IN_FLIGHT)
         notes_of(request.scope).model = view.record.model
         return RequestRow.of(view)
 
+
+def requests_router(
+    requests: RequestDirectory, keys: KeyStore, authenticator: Authenticator
+) -> APIRouter:
+    """Return the routes of /admin/requests."""
+    router, handlers = admin_router("requests", "requests"), _Requests(requests, keys)
+    reading = [Depends(RequireRight(authenticator, Right.REQUESTS_READ))]
+    writing = [Depends(RequireRight(authenticator, Right.REQUESTS_WRITE))]
+    errors = error_responses(*ADMIN, RouteNotFound)  # 404 of the list: unknown key
+    router.get("", dependencies=reading, responses=errors)(handlers.list_requests)
+    router.get("/{id}", dependencies=reading, responses=errors)(handlers.show_request)
+    router.post("/{id}/cancel", dependencies=writing, responses=errors)(handlers.cancel_request)
     return router
 
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
-from app.api.admin_auth import CALLER_LIMITS, SESSION_CALLER
+from app.api.admin_auth import CALLER, CALLER_LIMITS, SESSION_CALLER
 from app.api.middleware import notes_of
 from app.auth import Authenticator, Principal
 from app.errors import InvalidApiKey
@@ -13,13 +13,13 @@ from app.settings import NO_LIMITS
 from app.telemetry import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
 
-ClientKey = Callable[[Request, Response], Awaitable[Principal]]
+ClientKey = Callable[[Request, Response], Awaitable[None]]
 
 
 def require_client_key(
     authenticator: Authenticator, limiter: Limiter, metrics: Metrics
 ) -> ClientKey:
-    """Return a dependency that authenticates a client's key for a read.
+    """Return a dependency that authenticates a client's key for a read; `Caller` is who has it.
 
     The response has the rate headers, as all of the data plane's, but a read does not count against
     those limits: reads have a rate limit of their own. The dependency raises InvalidApiKey,
@@ -27,11 +27,11 @@ def require_client_key(
     """
     reads = ReadLimiter()
 
-    async def authenticate(request: Request, response: Response) -> Principal:
+    async def authenticate(request: Request, response: Response) -> None:
         try:
-            principal = request.scope.get(SESSION_CALLER) or await authenticator.authenticate(
-                request.scope["headers"]
-            )
+            principal: Principal = request.scope.get(
+                SESSION_CALLER
+            ) or await authenticator.authenticate(request.scope["headers"])
         except InvalidApiKey as error:
             metrics.auth_failures.add((error.reason,))
             raise
@@ -53,6 +53,6 @@ def require_client_key(
         if (refusal := reads.refusal(principal.id, principal.limits)) is not None:
             metrics.rate_limited.add((refusal.limit,))
             raise refusal
-        return principal
+        request.scope[CALLER] = principal
 
     return authenticate

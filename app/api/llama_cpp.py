@@ -11,13 +11,14 @@ A client's key serves here, since a chat page has only one key. It needs the per
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field, ValidationError
 
-from app.api.admin_auth import MAX_BODY_BYTES, bound_body
+from app.api.admin_auth import MAX_BODY_BYTES, Caller, bound_body
 from app.api.admin_models import ModelAction
 from app.api.client_key import ClientKey
 from app.api.error_responses import BODY, CLIENT, Responses, error_responses, rate_headers
@@ -107,23 +108,17 @@ def status_of(row: ModelRow) -> LlamaCppStatus:
     return LlamaCppStatus(value=value, failed=True if row.state is EngineState.FAILED else None)
 
 
-def llama_cpp_router(
-    catalogue: Catalogue,
-    client: ClientKey,
-    row_of: Callable[[Model], ModelRow],
-    operations: ModelOperations,
-    *,
-    load: ModelAction,
-    unload: ModelAction,
-) -> APIRouter:
-    """Return the routes; `load` and `unload` act on a model by its own name."""
-    router = APIRouter(tags=["models"])
-    calling = Depends(client)
-    success: Responses = {200: {"headers": rate_headers()}}
-    errors = (*CLIENT, *BODY, PermissionDenied, MissingModel, ModelNotFound, Conflict)
-    responses: Responses = {**error_responses(*errors, BadRequest, EngineUnavailable), **success}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Models:
+    """The handlers of the routes."""
 
-    async def requested(request: Request, principal: Principal) -> ModelRow:
+    catalogue: Catalogue
+    row_of: Callable[[Model], ModelRow]
+    operations: ModelOperations
+    load: ModelAction
+    unload: ModelAction
+
+    async def _requested(self, request: Request, principal: Principal) -> ModelRow:
         """Return the model that a body names, if the caller may load models and use this one."""
         if not principal.may_load_models:
             raise PermissionDenied(
@@ -131,12 +126,14 @@ def llama_cpp_router(
                 "vllm-gateway keys update KEY --may-load-models"
             )
         bounded = Request(request.scope, bound_body(request.receive, MAX_BODY_BYTES))
-        model = catalogue.find(_model_of(await bounded.body()), principal.allows)
+        model = self.catalogue.find(_model_of(await bounded.body()), principal.allows)
         notes_of(request.scope).model = model.name
-        return row_of(model)
+        return self.row_of(model)
 
-    async def run(row: ModelRow, verb: Verb, act: ModelAction, principal: Principal) -> Accepted:
-        operation = operations.start(row.name, verb, partial(act, row.name))
+    async def _run(
+        self, row: ModelRow, verb: Verb, act: ModelAction, principal: Principal
+    ) -> Accepted:
+        operation = self.operations.start(row.name, verb, partial(act, row.name))
         log.info(
             "%s of model %s requested by key %s",
             verb,
@@ -151,39 +148,57 @@ def llama_cpp_router(
             raise _without_reason(error, f"{verb} of model {row.name}")
         return Accepted()
 
-    @router.get(
-        "/models",
-        responses={**error_responses(*CLIENT), **success},
-        response_model_exclude_none=True,
-    )
-    async def list_models(principal: Principal = calling) -> LlamaCppModels:
+    async def list_models(self, principal: Caller) -> LlamaCppModels:
         """Every model that the caller may use, with its state."""
-        models = [model for model in catalogue.models if principal.allows(model.name)]
-        return LlamaCppModels(data=[_described(model, row_of(model)) for model in models])
+        models = [model for model in self.catalogue.models if principal.allows(model.name)]
+        return LlamaCppModels(data=[_described(model, self.row_of(model)) for model in models])
 
-    @router.post("/models/load", responses=responses, openapi_extra=_REQUEST)
-    async def load_model(request: Request, principal: Principal = calling) -> Accepted:
+    async def load_model(self, request: Request, principal: Caller) -> Accepted:
         """Load a model. Requires `may_load_models`.
 
         Responds after 3 s at the latest; a longer load goes on. 400 if it is loaded already.
         """
-        row = await requested(request, principal)
+        row = await self._requested(request, principal)
         if row.engines and row.ready == row.engines:
             raise BadRequest(f"the model {row.name} is loaded already")
-        return await run(row, "load", load, principal)
+        return await self._run(row, "load", self.load, principal)
 
-    @router.post("/models/unload", responses=responses, openapi_extra=_REQUEST)
-    async def unload_model(request: Request, principal: Principal = calling) -> Accepted:
+    async def unload_model(self, request: Request, principal: Caller) -> Accepted:
         """Unload a model after its requests in flight. Requires `may_load_models`.
 
         Responds after 3 s at the latest; a longer unload goes on. A later request loads the model
         again. 400 if it is not loaded.
         """
-        row = await requested(request, principal)
+        row = await self._requested(request, principal)
         if row.state is EngineState.STOPPED and status_of(row).value == "unloaded":
             raise BadRequest(f"the model {row.name} is not loaded")
-        return await run(row, "unload", unload, principal)
+        return await self._run(row, "unload", self.unload, principal)
 
+
+def llama_cpp_router(
+    catalogue: Catalogue,
+    client: ClientKey,
+    row_of: Callable[[Model], ModelRow],
+    operations: ModelOperations,
+    *,
+    load: ModelAction,
+    unload: ModelAction,
+) -> APIRouter:
+    """Return the routes; `load` and `unload` act on a model by its own name."""
+    models = _Models(
+        catalogue=catalogue, row_of=row_of, operations=operations, load=load, unload=unload
+    )
+    router = APIRouter(tags=["models"], dependencies=[Depends(client)])
+    success: Responses = {200: {"headers": rate_headers()}}
+    errors = (*CLIENT, *BODY, PermissionDenied, MissingModel, ModelNotFound, Conflict)
+    responses: Responses = {**error_responses(*errors, BadRequest, EngineUnavailable), **success}
+    router.get(
+        "/models",
+        responses={**error_responses(*CLIENT), **success},
+        response_model_exclude_none=True,
+    )(models.list_models)
+    for path, act in (("load", models.load_model), ("unload", models.unload_model)):
+        router.post(f"/models/{path}", responses=responses, openapi_extra=_REQUEST)(act)
     return router
 
 

@@ -4,12 +4,11 @@ import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.admin_auth import RequireRight, Right
+from app.api.admin_auth import Caller, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth import Authenticator, Principal
+from app.auth import Authenticator
 from app.errors import BadRequest
 from app.settings import MAX_LEVELS, LogLevel, LogName
 from app.telemetry.logs import Levels, TooManyLevels
@@ -45,9 +44,7 @@ class ShownLevels(BaseModel):
 
 def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
     """Return the routes of /admin/logs."""
-    # For the OpenAPI document; `RequireRight` checks the key.
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/logs", tags=["operations"], dependencies=[scheme])
+    router = admin_router("logs", "operations")
     reading = Depends(RequireRight(authenticator, Right.LOGS_READ))
     writing = Depends(RequireRight(authenticator, Right.LOGS_WRITE))
 
@@ -56,8 +53,8 @@ def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
         """The levels in force; `root` applies to everything without a level of its own."""
         return ShownLevels.of(levels)
 
-    @router.put("", responses=error_responses(*ADMIN, *BODY))
-    async def set_levels(fields: LevelFields, principal: Principal = writing) -> ShownLevels:
+    @router.put("", dependencies=[writing], responses=error_responses(*ADMIN, *BODY))
+    async def set_levels(fields: LevelFields, principal: Caller) -> ShownLevels:
         """Set levels until they are reset or the gateway exits; other levels stay as they are."""
         try:
             levels.change(fields.levels)

@@ -5,10 +5,10 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
+from app.api.admin_auth import Caller
 from app.api.client_key import ClientKey
 from app.api.error_responses import CLIENT, error_responses, rate_headers
 from app.api.llama_cpp import LlamaCppStatus
-from app.auth import Principal
 from app.errors import ModelNotFound, RouteNotFound
 from app.routing import Catalogue, Model
 
@@ -35,8 +35,7 @@ def models_router(
     status: Callable[[Model], LlamaCppStatus] | None = None,
 ) -> APIRouter:
     """Return the routes of the model list; `client` authenticates, and `status` adds the state."""
-    router = APIRouter(tags=["models"])
-    calling = Depends(client)
+    router = APIRouter(tags=["models"], dependencies=[Depends(client)])
 
     def described(name: str, model: Model) -> dict[str, Any]:
         if status is None:
@@ -46,7 +45,7 @@ def models_router(
     @router.get(
         "/v1/models", responses={**error_responses(*CLIENT), 200: {"headers": rate_headers()}}
     )
-    async def list_models(principal: Principal = calling) -> dict[str, Any]:
+    async def list_models(principal: Caller) -> dict[str, Any]:
         """Every name that the caller may send as `model`, aliases included."""
         names = catalogue.names()
         cards = [described(name, model) for name, model in names if principal.allows(model.name)]
@@ -60,7 +59,7 @@ def models_router(
             200: {"headers": rate_headers()},
         },
     )
-    async def retrieve_model(name: str, principal: Principal = calling) -> dict[str, Any]:
+    async def retrieve_model(name: str, principal: Caller) -> dict[str, Any]:
         """One model."""
         return described(name, catalogue.find(name, principal.allows))
 

@@ -3,12 +3,11 @@
 import logging
 
 from fastapi import APIRouter, Depends
-from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.admin_auth import RequireRight, Right
+from app.api.admin_auth import Caller, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth import Authenticator, Principal
+from app.auth import Authenticator
 from app.errors import Conflict, InvalidConfiguration
 from app.reload import ModelReport, Outcome, Reloader, Report
 
@@ -62,15 +61,14 @@ DEFAULT_FIELDS = ReloadFields()
 
 def reload_router(reloader: Reloader, authenticator: Authenticator) -> APIRouter:
     """Return the route of /admin/reload."""
-    # For the OpenAPI document; `RequireRight` checks the key.
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/reload", tags=["engines"], dependencies=[scheme])
-    writing = Depends(RequireRight(authenticator, Right.ENGINES_WRITE))
+    router = admin_router("reload", "engines")
 
-    @router.post("", responses=error_responses(*ADMIN, *BODY, InvalidConfiguration, Conflict))
-    async def reload(
-        fields: ReloadFields = DEFAULT_FIELDS, principal: Principal = writing
-    ) -> ShownReport:
+    @router.post(
+        "",
+        dependencies=[Depends(RequireRight(authenticator, Right.ENGINES_WRITE))],
+        responses=error_responses(*ADMIN, *BODY, InvalidConfiguration, Conflict),
+    )
+    async def reload(principal: Caller, fields: ReloadFields = DEFAULT_FIELDS) -> ShownReport:
         """Apply the changes of the configuration; respond when the engines that change are up.
 
         400: the configuration is invalid; 409: a reload is under way. Both change nothing.

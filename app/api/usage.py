@@ -3,12 +3,14 @@
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
+from app.api.admin_auth import caller_of
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
@@ -106,6 +108,17 @@ class Group(Sums):
     key_name: str | None = Field(description="null also where no key of that id is known.")
     model: str | None
 
+    @classmethod
+    def of(cls, row: UsageRow) -> Self:
+        return cls(
+            day=row.day,
+            owner=row.owner,
+            key_id=row.key_id,
+            key_name=row.key_name,
+            model=row.model,
+            **_sum([row]).model_dump(),
+        )
+
 
 class AllUsage(BaseModel):
     object: str = "list"
@@ -115,45 +128,36 @@ class AllUsage(BaseModel):
     data: list[Group]
 
 
-def usage_router(
-    report: Report,
-    client: Callable[..., Any],
-    auditor: Callable[..., Any],
-    key_id: Callable[[str], Awaitable[str]],
-    clock: Callable[[], float] = time.time,
-) -> APIRouter:
-    """Return the routes; `client` and `auditor` are dependencies that let a Caller in.
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """The handlers of the routes."""
 
-    `key_id` returns the ID of the key that an ID or a name means, or raises UnknownKey.
-    """
-    router = APIRouter(tags=["usage"])
+    report: Report
+    # Returns the ID of the key that an ID or a name means, or raises UnknownKey.
+    key_id: Callable[[str], Awaitable[str]]
+    clock: Callable[[], float]
 
-    @router.get(
-        "/v1/usage", responses={**error_responses(*CLIENT), 200: {"headers": rate_headers()}}
-    )
     async def own_usage(
-        caller: Annotated[Caller, Depends(client)],
+        self,
+        caller: Annotated[Caller, Depends(caller_of)],
         days: Annotated[
             str,
             Query(description=f"How many days back, 1 to {MAX_DAYS}.", json_schema_extra=_A_COUNT),
         ] = "30",
     ) -> OwnUsage:
         """The usage of the key that asks: today, this month, by day and model, and its budgets."""
-        today = _today(clock)
+        today = self._today()
         first = today - timedelta(days=_days(days) - 1)
         month = today.replace(day=1)
-        rows = await _reported(report, ("day", "model"), min(first, month), today, caller.id)
+        rows = await self._rows(("day", "model"), min(first, month), today, caller.id)
         of_today = _sum(row for row in rows if row.day == today.isoformat())
         of_month = _sum(row for row in rows if (row.day or "") >= month.isoformat())
-        next_month = (month + timedelta(days=32)).replace(day=1)
-        used = of_today.total_tokens
         return OwnUsage(
             key_id=caller.id,
             today=of_today,
             month=of_month,
-            daily_budget=_budget(caller.daily_tokens, used, today + timedelta(days=1)),
-            monthly_budget=_budget(caller.monthly_tokens, of_month.total_tokens, next_month),
-            owner=await _owner_budgets(report, caller.owner, today),
+            **_budgets(caller, today, of_today, of_month),
+            owner=await self._owner_budgets(caller.owner, today),
             days=[
                 ModelDay(day=row.day or "", model=row.model or "", **_sum([row]).model_dump())
                 for row in rows
@@ -161,12 +165,8 @@ def usage_router(
             ],
         )
 
-    @router.get(
-        "/admin/usage",
-        dependencies=[Depends(auditor)],
-        responses=error_responses(*ADMIN, RouteNotFound),  # 404: unknown key
-    )
     async def all_usage(
+        self,
         by: Annotated[str, Query(description="Comma-separated: owner, key, model, day.")] = "key",
         since: Annotated[
             str | None,
@@ -194,69 +194,69 @@ def usage_router(
     ) -> AllUsage:
         """The usage of every key, from one UTC day to another, both included."""
         groups = parse_groups(by)
-        last = _today(clock) if until is None else parse_day("to", until)
+        last = self._today() if until is None else parse_day("to", until)
         first = last.replace(day=1) if since is None else parse_day("from", since)
         if first > last:
             raise BadRequest(f"from ({first}) must not be after to ({last})")
         check_names(owner, model)
         if key is not None:
-            key = await key_id(key)
-        rows = await _reported(report, groups, first, last, key, owner, model)
+            key = await self.key_id(key)
+        rows = await self._rows(groups, first, last, key, owner, model)
         return AllUsage(
             by=groups,
             since=first.isoformat(),
             until=last.isoformat(),
-            data=[
-                Group(
-                    day=row.day,
-                    owner=row.owner,
-                    key_id=row.key_id,
-                    key_name=row.key_name,
-                    model=row.model,
-                    **_sum([row]).model_dump(),
-                )
-                for row in rows
-            ],
+            data=[Group.of(row) for row in rows],
         )
 
-    return router
+    def _today(self) -> date:
+        return datetime.fromtimestamp(self.clock(), UTC).date()
+
+    async def _owner_budgets(self, owner: BudgetOwner | None, today: date) -> OwnerBudgets | None:
+        if owner is None or (owner.daily_tokens, owner.monthly_tokens) == (None, None):
+            return None
+        rows = await self._rows(("day",), today.replace(day=1), today, None, owner.name)
+        of_today = _sum(row for row in rows if row.day == today.isoformat())
+        return OwnerBudgets(**_budgets(owner, today, of_today, _sum(rows)))
+
+    async def _rows(
+        self,
+        by: Sequence[str],
+        since: date,
+        until: date,
+        key_id: str | None,
+        owner: str | None = None,
+        model: str | None = None,
+    ) -> list[UsageRow]:
+        try:
+            rows = await self.report(by, since, until, key_id, MAX_ROWS + 1, owner, model)
+        except DatabaseUnavailable:
+            raise ServiceUnavailable("usage cannot be read now; try again") from None
+        if len(rows) > MAX_ROWS:
+            raise BadRequest(f"more than {MAX_ROWS} rows: ask for fewer days or group by less")
+        return rows
 
 
-async def _owner_budgets(
-    report: Report, owner: BudgetOwner | None, today: date
-) -> OwnerBudgets | None:
-    if owner is None or (owner.daily_tokens, owner.monthly_tokens) == (None, None):
-        return None
-    month = today.replace(day=1)
-    rows = await _reported(report, ("day",), month, today, None, owner.name)
-    used = _sum(row for row in rows if row.day == today.isoformat()).total_tokens
-    next_month = (month + timedelta(days=32)).replace(day=1)
-    return OwnerBudgets(
-        daily_budget=_budget(owner.daily_tokens, used, today + timedelta(days=1)),
-        monthly_budget=_budget(owner.monthly_tokens, _sum(rows).total_tokens, next_month),
-    )
-
-
-async def _reported(
+def usage_router(
     report: Report,
-    by: Sequence[str],
-    since: date,
-    until: date,
-    key_id: str | None,
-    owner: str | None = None,
-    model: str | None = None,
-) -> list[UsageRow]:
-    try:
-        rows = await report(by, since, until, key_id, MAX_ROWS + 1, owner, model)
-    except DatabaseUnavailable:
-        raise ServiceUnavailable("usage cannot be read now; try again") from None
-    if len(rows) > MAX_ROWS:
-        raise BadRequest(f"more than {MAX_ROWS} rows: ask for fewer days or group by less")
-    return rows
-
-
-def _today(clock: Callable[[], float]) -> date:
-    return datetime.fromtimestamp(clock(), UTC).date()
+    client: Callable[..., Any],
+    auditor: Callable[..., Any],
+    key_id: Callable[[str], Awaitable[str]],
+    clock: Callable[[], float] = time.time,
+) -> APIRouter:
+    """Return the routes; `client` and `auditor` are dependencies that let a Caller in."""
+    router, usage = APIRouter(tags=["usage"]), _Usage(report, key_id, clock)
+    router.get(
+        "/v1/usage",
+        dependencies=[Depends(client)],
+        responses={**error_responses(*CLIENT), 200: {"headers": rate_headers()}},
+    )(usage.own_usage)
+    router.get(
+        "/admin/usage",
+        dependencies=[Depends(auditor)],
+        responses=error_responses(*ADMIN, RouteNotFound),  # 404: unknown key
+    )(usage.all_usage)
+    return router
 
 
 def _days(text: str) -> int:
@@ -307,6 +307,17 @@ def _sum(rows: Iterable[UsageRow]) -> Sums:
     total.total_tokens = total.prompt_tokens + total.completion_tokens
     total.cost = nano / 1e9
     return total
+
+
+def _budgets(
+    of: Caller | BudgetOwner, today: date, day: Sums, month: Sums
+) -> dict[str, Budget | None]:
+    """Return the budgets of a key or an owner; `day` and `month` have the tokens used."""
+    next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return {
+        "daily_budget": _budget(of.daily_tokens, day.total_tokens, today + timedelta(days=1)),
+        "monthly_budget": _budget(of.monthly_tokens, month.total_tokens, next_month),
+    }
 
 
 def _budget(tokens: int | None, used: int, resets: date) -> Budget | None:

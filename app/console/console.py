@@ -24,8 +24,9 @@ from app.console.overview import Overview, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
 from app.console.playground_page import PriceOf, playground_router
 from app.console.rendering import Renderer
-from app.console.requests_page import requests_page_router
-from app.console.router import frame_router
+from app.console.request_regions import RequestRegions
+from app.console.requests_page import RequestPages
+from app.console.router import Frame
 from app.console.sign_in import SessionCallers, SignIn
 from app.console.usage_page import UsagePages, usage_pages
 from app.database import Database, SharedSecret
@@ -96,17 +97,22 @@ class Console:
             "engines": live_engines(renderer, self._views),
         }
         return [
-            frame_router(self._sign_in, renderer, live, self._drain, self.metrics),
+            Frame(self._sign_in, renderer, live, self._drain, self.metrics).router(),
             overview_router(renderer, overview),
             models_router(renderer, self._views),
             engines_router(renderer, self._views),
-            requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
+            self._request_pages().router(),
             playground_router(renderer, self.catalogue, self.price_of),
             keys_pages(self._key_pages()),
             account_pages(self._account_pages()),
             configuration_pages(renderer, self.settings),
             usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
         ]
+
+    def _request_pages(self) -> RequestPages:
+        names = KeyNames(self.key_store)
+        regions = RequestRegions(self._renderer, self.requests, names)
+        return RequestPages(self._renderer, self.requests, self.catalogue, names, regions)
 
     def _key_pages(self) -> KeyPages:
         return KeyPages(

@@ -4,6 +4,7 @@ A client sees and cancels the requests of its own key, other roles those of all 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -28,15 +29,18 @@ NOT_FOUND = "There is no such request here, or it ended too long ago."
 FilterText = Annotated[str, Query(max_length=MAX_FILTER_CHARS)]
 
 
-def requests_page_router(
-    renderer: Renderer, requests: RequestDirectory, names: KeyNames, catalogue: Catalogue
-) -> APIRouter:
-    """Return the routes of the requests' pages."""
-    router = APIRouter(prefix=CONSOLE, include_in_schema=False)
-    regions = RequestRegions(renderer, requests, names)
+@dataclass(frozen=True, slots=True)
+class RequestPages:
+    """The pages of requests."""
 
-    @router.get("/requests")
+    renderer: Renderer
+    requests: RequestDirectory
+    catalogue: Catalogue
+    names: KeyNames
+    regions: RequestRegions
+
     async def show_requests(
+        self,
         request: Request,
         key: FilterText = "",
         model: FilterText = "",
@@ -49,25 +53,27 @@ def requests_page_router(
             chosen = _filter(visitor, key, model, status, outcome)
         except BadRequest as error:
             fault = error.message
-        rows = await regions.rows(chosen)
+        rows = await self.regions.rows(chosen)
 
         def render() -> Response:
-            return renderer.page(
+            return self.renderer.page(
                 visitor,
                 "requests.html",
                 fault=fault,
                 filter={"key": key, "model": model, "status": status, "outcome": outcome},
                 refresh=f"{API}/requests?{request.url.query}",
-                models=[one.name for one in catalogue.models if visitor.principal.allows(one.name)],
+                models=[
+                    one.name for one in self.catalogue.models if visitor.principal.allows(one.name)
+                ],
                 outcomes=OUTCOMES,
                 cancel=_cancel_path(visitor),
                 rows=rows,
             )
 
-        return await renderer.in_thread(render)
+        return await self.renderer.in_thread(render)
 
-    @router.get("/api/requests")
     async def refresh_requests(
+        self,
         request: Request,
         key: FilterText = "",
         model: FilterText = "",
@@ -77,16 +83,15 @@ def requests_page_router(
         """The regions of the page as they are now."""
         visitor = _checked(visitor_of(request))
         chosen = _filter(visitor, key, model, status, outcome)
-        return await regions.html(chosen, _cancel_path(visitor))
+        return await self.regions.html(chosen, _cancel_path(visitor))
 
-    @router.get("/requests/{id}")
-    async def show_request(request: Request, id: str) -> Response:
+    async def show_request(self, request: Request, id: str) -> Response:
         visitor = visitor_of(request)
-        view = requests.find(id, visitor.own_key_only)
+        view = self.requests.find(id, visitor.own_key_only)
         if view is None:
-            return renderer.fault(visitor, RouteNotFound(NOT_FOUND))
-        shown = await names.find({view.record.key_id})
-        return renderer.page(
+            return self.renderer.fault(visitor, RouteNotFound(NOT_FOUND))
+        shown = await self.names.find({view.record.key_id})
+        return self.renderer.page(
             visitor,
             "request.html",
             view=view,
@@ -96,19 +101,27 @@ def requests_page_router(
             cancel=_cancel_path(visitor),
         )
 
-    @router.post("/api/requests/{id}/cancel")
-    async def cancel_request(request: Request, id: str) -> dict[str, str]:
+    async def cancel_request(self, request: Request, id: str) -> dict[str, str]:
         """Cancel a request of the visitor's own key, or, for an administrator, of any."""
         visitor = _checked(visitor_of(request))
         if not _cancel_path(visitor):
             raise PermissionDenied(f"the role {visitor.role} may not cancel requests")
-        view: RequestView | None = requests.cancel(id, visitor.principal.id, visitor.own_key_only)
+        view: RequestView | None = self.requests.cancel(
+            id, visitor.principal.id, visitor.own_key_only
+        )
         if view is None:
             raise RouteNotFound("there is no such request in flight")
-        regions.outdate()
+        self.regions.outdate()
         return {"id": view.id}
 
-    return router
+    def router(self) -> APIRouter:
+        """Return the routes."""
+        router = APIRouter(prefix=CONSOLE, include_in_schema=False)
+        router.get("/requests")(self.show_requests)
+        router.get("/api/requests")(self.refresh_requests)
+        router.get("/requests/{id}")(self.show_request)
+        router.post("/api/requests/{id}/cancel")(self.cancel_request)
+        return router
 
 
 def _checked(visitor: Visitor) -> Visitor:

@@ -1,6 +1,7 @@
 """Routes of the console that are not a page of their own: login, logout, files, live regions."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request, Response
@@ -24,45 +25,43 @@ def visitor_of(request: Request) -> Visitor:
     return visitor
 
 
-def frame_router(
-    sign_in: SignIn,
-    renderer: Renderer,
-    live: Mapping[str, LiveSource],
-    drain: Drain,
-    metrics: Metrics,
-) -> APIRouter:
-    """Return the routes; `live` has the pages with live regions, by name."""
-    router = APIRouter(prefix=CONSOLE, include_in_schema=False)
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What all pages need: login and logout, static files and live regions."""
 
-    @router.get("/static/{version}/{name:path}")
-    async def static_file(version: str, name: str) -> Response:
+    sign_in: SignIn
+    renderer: Renderer
+    # Pages with live regions, by name.
+    live: Mapping[str, LiveSource]
+    drain: Drain
+    metrics: Metrics
+
+    async def static_file(self, version: str, name: str) -> Response:
         """A file of the pages. Its URL changes with its content."""
-        content = renderer.static_files.get(name)
+        content = self.renderer.static_files.get(name)
         if content is None:
             raise RouteNotFound("there is no such file here")
         kind = STATIC_TYPES[name[name.rfind(".") :]]
-        caching = _IMMUTABLE if version == renderer.version else {}
+        caching = _IMMUTABLE if version == self.renderer.version else {}
         return Response(content, headers={**HEADERS, **caching}, media_type=kind)
 
-    @router.get("/login")
-    async def show_login(request: Request) -> Response:
-        return renderer.login(next_path=_next_path(request.query_params.get("next", "")))
+    async def show_login(self, request: Request) -> Response:
+        return self.renderer.login(next_path=_next_path(request.query_params.get("next", "")))
 
-    @router.post("/login")
     async def log_in(
-        request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = ""
+        self, request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = ""
     ) -> Response:
         """Begin a session, for any key."""
         target = _next_path(next)
         try:
             check_same_origin(request.scope["headers"])
-            cookie = await sign_in.sign_in(key)
+            cookie = await self.sign_in.sign_in(key)
         except GatewayError as error:
             fault = error.message
             if isinstance(error, InvalidApiKey):
-                metrics.auth_failures.add((error.reason,))
+                self.metrics.auth_failures.add((error.reason,))
                 fault = "This key is not valid here: it is unknown, disabled or has expired."
-            return renderer.login(next_path=target, fault=fault, status=error.status)
+            return self.renderer.login(next_path=target, fault=fault, status=error.status)
         response = RedirectResponse(target, 303, HEADERS)
         response.set_cookie(
             COOKIE,
@@ -75,37 +74,43 @@ def frame_router(
         )
         return response
 
-    @router.post("/logout")
-    async def log_out(request: Request) -> Response:
+    async def log_out(self, request: Request) -> Response:
         """End the session in this browser, also one that has ended with its key."""
         check_same_origin(request.scope["headers"])
         response = RedirectResponse(LOGIN, 303, HEADERS)
         response.delete_cookie(COOKIE, path=CONSOLE, httponly=True, samesite="strict")
         return response
 
-    @router.get("/api/session")
-    async def show_session(request: Request) -> dict[str, str]:
+    async def show_session(self, request: Request) -> dict[str, str]:
         """Who is logged in; the guard answers 401 once the session has ended."""
         visitor = visitor_of(request)
         return {"role": visitor.role, "key_id": visitor.principal.id}
 
-    @router.get("/api/events/{page}")
-    async def events(request: Request, page: str) -> Response:
+    async def events(self, request: Request, page: str) -> Response:
         """The live regions of a page."""
         visitor, shown = visitor_of(request), page_at(f"{CONSOLE}/{page}")
-        if shown is None or page not in live:
+        if shown is None or page not in self.live:
             raise RouteNotFound("there is no such page here")
         if not shown.may_see(visitor):
             raise PermissionDenied(f"the role {visitor.role} does not see this page")
         headers = request.scope["headers"]
 
         async def check_session() -> None:
-            await sign_in.find_again(headers, visitor)
+            await self.sign_in.find_again(headers, visitor)
 
-        regions = live[page].for_visitor(visitor)
-        return LiveResponse(regions, visitor.principal.id, check_session, drain)
+        regions = self.live[page].for_visitor(visitor)
+        return LiveResponse(regions, visitor.principal.id, check_session, self.drain)
 
-    return router
+    def router(self) -> APIRouter:
+        """Return the routes."""
+        router = APIRouter(prefix=CONSOLE, include_in_schema=False)
+        router.get("/static/{version}/{name:path}")(self.static_file)
+        router.get("/login")(self.show_login)
+        router.post("/login")(self.log_in)
+        router.post("/logout")(self.log_out)
+        router.get("/api/session")(self.show_session)
+        router.get("/api/events/{page}")(self.events)
+        return router
 
 
 def _next_path(path: str) -> str:

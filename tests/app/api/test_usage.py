@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 
+from app.api.admin_auth import CALLER
 from app.api.usage import MAX_DAYS, MAX_ROWS, usage_router
 from app.auth import Owner
 from app.errors import Dialect, GatewayError, InvalidApiKey, PermissionDenied
@@ -39,6 +40,7 @@ async def client(request: Request) -> Caller:
     caller = CALLERS.get(request.headers.get("x-caller", ""))
     if caller is None:
         raise InvalidApiKey("the API key is not valid")
+    request.scope[CALLER] = caller
     return caller
 
 

@@ -1,7 +1,11 @@
-"""Generates the table of packages in docs/architecture.md from the packages' docstrings."""
+"""Generates parts of docs/architecture.md: the table of packages, and the drawing of imports.
+
+The table is made from the packages' docstrings, the drawing from import-linter's layers.
+"""
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +13,28 @@ from tests.docs.page import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
 _TABLE = re.compile(r"(<!-- packages: .*? -->\n).*(<!-- end of packages -->)", re.DOTALL)
+_DRAWING = re.compile(r"(<!-- imports: .*? -->\n).*(<!-- end of imports -->)", re.DOTALL)
 
 
 def architecture_page() -> str:
-    """Return the page with the table as the packages have it."""
+    """Return the page with the table as the packages have it, and the layers as checked."""
     rows = "".join(f"| `{name}` | {job} |\n" for name, job in packages())
     table = f"\n| package | job |\n|---|---|\n{rows}\n"
-    return _TABLE.sub(lambda found: f"{found[1]}{table}{found[2]}", PAGE.read_text("utf-8"))
+    page = _TABLE.sub(lambda found: f"{found[1]}{table}{found[2]}", PAGE.read_text("utf-8"))
+    return _DRAWING.sub(lambda found: f"{found[1]}{import_drawing()}{found[2]}", page)
+
+
+def import_drawing() -> str:
+    """Return the layers that import-linter checks, the topmost first, as a block of code."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    blocks = []
+    for contract in contracts:
+        if contract["type"] == "layers":
+            (container,) = contract["containers"]
+            rows = ["  ".join(layer.split(" | ")) for layer in contract["layers"]]
+            blocks.append("\n".join(f"{container:<9}{row}" for row in rows))
+    return "\n```\n{}\n```\n\n".format("\n\n".join(blocks))
 
 
 def packages() -> Iterator[tuple[str, str]]:

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from tests.docs.architecture import PAGE, architecture_page, packages
+from tests.docs.architecture import PAGE, architecture_page, import_drawing, packages
 from tests.docs.page import ROOT
 
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
-def test_table_of_packages_is_up_to_date() -> None:
+def test_packages_and_imports_are_up_to_date() -> None:
     assert architecture_page() == TEXT, "regenerate it: make schema"
 
 
@@ -24,3 +24,9 @@ def test_every_file_that_the_page_names_exists() -> None:
     owners = {f"app/{file}" for file in re.findall(r"`((?!engines|app)\w+/[\w/]+\.py)`", TEXT)}
     assert len(named) > 20
     assert sorted(path for path in named | owners if not (ROOT / path).exists()) == []
+
+
+def test_every_package_of_the_gateway_is_in_the_drawing_of_imports() -> None:
+    drawn = set(import_drawing().split())
+    tops = {name.split("/")[1] for name, _ in packages()}
+    assert sorted(tops - drawn) == []

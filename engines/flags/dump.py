@@ -17,6 +17,8 @@ from engines.guard.process_tree import die_with_parent
 
 # Below the gateway's requests and the engines.
 NICENESS = 10
+# Values of a flag, by argparse's `nargs`; a flag with any other takes a list.
+_MOST_VALUES: dict[object, int] = {0: 0, None: 1, "?": 1}
 
 
 class Rejected(Exception):
@@ -50,7 +52,12 @@ def main() -> None:
 
     def find_rejection(line: list[str]) -> str | None:
         try:
-            cli_args.validate_parsed_serve_args(parser.parse_args(line))
+            if (surplus := find_surplus(parser, line)) is not None:
+                return surplus
+            parsed = parser.parse_args(line)
+            if getattr(parsed, "model_tag", None) is not None:  # no engine's line has one
+                return f"unrecognized arguments: {parsed.model_tag}"
+            cli_args.validate_parsed_serve_args(parsed)
         except Rejected as rejection:
             return str(rejection)
         # Any error of vLLM's types and checks is a rejection, too.
@@ -73,6 +80,24 @@ def main() -> None:
     }
     json.dump({"table": table, "refused": [find_rejection(line) for line in lines]}, answer)
     answer.flush()
+
+
+def find_surplus(parser: argparse.ArgumentParser, line: list[str]) -> str | None:
+    """Return the rejection of a flag with more values than it takes; None: there is none.
+
+    vLLM would read the next value as the model to serve, in place of --model.
+    """
+    flag, given = "", 0
+    for word in line:
+        if word.startswith("--"):
+            flag, given = word, 0
+            continue
+        given += 1
+        action = parser._option_string_actions.get(flag)
+        most = None if action is None else _MOST_VALUES.get(action.nargs)
+        if most is not None and given > most:
+            return f"argument {flag}: it takes {'one' if most else 'no'} value"
+    return None
 
 
 def takes_any_number(action: argparse.Action) -> bool | None:

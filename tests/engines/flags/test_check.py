@@ -190,6 +190,9 @@ def test_real_parser_agrees_with_the_fake_one(tmp_path: Path) -> None:
         {"chat-template": "/nope.jinja"},
         {"hf-token": "canary", "kv-transfer-config": "x"},
         {"help": True},
+        {"seed": [1, 2]},
+        {"enforce-eager": ["another/model"]},
+        {"tensor-p": [1, 2]},
     ]
     accepted: list[dict[str, Any]] = [
         {"max-model-len": "4k"},
@@ -216,6 +219,9 @@ def test_real_parser_agrees_with_the_fake_one(tmp_path: Path) -> None:
         "(parameter=chat_template)",
         "kv-transfer-config: vLLM refuses it: Invalid JSON: expected value at line 1 column 1",
         f"help: vLLM {verdict.table.version} has no such flag",
+        "seed: vLLM refuses it: it takes one value",
+        "enforce-eager: vLLM refuses it: it takes no value",
+        "None: vLLM refuses it: unrecognized arguments: 2",
     ]
     if verdict.table.device == "cpu":
         assert json.loads((tmp_path / NAME).read_text())["table"] == vllm_flags.TABLE

@@ -47,7 +47,8 @@ def split_events(events: bytes) -> list[bytes]:
 
 def read_data(event: bytes) -> bytes:
     """Return the data of an event (WHATWG HTML, 9.2.6); empty for a comment."""
-    if event.startswith(b"data: ") and event.find(b"\n") >= len(event) - 2:
+    one_line = event.find(b"\n") >= len(event) - 2 and event.find(b"\r") < 0
+    if one_line and event.startswith(b"data: "):
         return event[6:].rstrip()
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
     return b"\n".join(lines)

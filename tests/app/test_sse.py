@@ -127,6 +127,9 @@ class TestSplitEvents:
         assert read_data(event) == b"{\n}"
         assert with_data(event, b"[]") == end.join([b"event: x", b"data: []", b"", b""])
 
+    def test_a_carriage_return_alone_ends_a_line(self) -> None:
+        assert read_data(b"data: {}\rid: 7\n\n") == b"{}"
+
 
 class TestErrorEvent:
     def test_openai_clients_get_one_data_event(self) -> None:

@@ -102,6 +102,12 @@ class TestWithholding:
         assert meter.usage == Usage(3, 2 * choices)
         assert meter.fingerprint == FINGERPRINT
 
+    def test_usage_before_a_line_that_a_carriage_return_ends_is_found(self) -> None:
+        meter = meter_for()
+        engine = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
+        assert carry(meter, [engine[:-2] + b"\rid: 7\n\n"]) == [b"", b""]
+        assert meter.usage == Usage(3, 2)
+
     @given(
         texts=st.lists(st.tuples(st.integers(0, 2), TEXT), max_size=6),
         last=st.lists(TEXT, min_size=1, max_size=3),

@@ -130,10 +130,20 @@ async def test_a_table_scrolls_and_its_alignment_is_a_class(page: Page) -> None:
 
 async def test_a_text_that_takes_too_much_stays_plain(page: Page) -> None:
     too_long, too_much_html = "a" * (256 * 1024 + 1), "&" * 250_000
-    nested_too_deeply = "- " * 20_000 + "a"
-    for text in (too_long, too_much_html, nested_too_deeply, ""):
+    nested_too_deeply, too_many_elements = "- " * 20_000 + "a", "*a* " * 20_000
+    for text in (too_long, too_much_html, nested_too_deeply, too_many_elements, ""):
         assert await render(page, text) is None
         assert await render(page, "*next*") == "<p><em>next</em></p>\n"
+
+
+async def test_a_text_that_cannot_be_sanitized_leaves_the_next_one_formatted(page: Page) -> None:
+    program = """const {DOMPurify} = globalThis, {sanitize} = DOMPurify;
+        DOMPurify.sanitize = () => { throw new Error("cannot"); };
+        const first = renderMarkdown("*first*");
+        await first.catch(() => null);
+        DOMPurify.sanitize = sanitize;
+        return [await first, htmlOf(await renderMarkdown("*next*"))];"""
+    assert await evaluate(page, FAULTS + program, None) == [None, "<p><em>next</em></p>\n"]
 
 
 async def test_a_slow_text_stays_plain_and_leaves_its_page_usable(page: Page) -> None:

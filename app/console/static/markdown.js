@@ -5,6 +5,7 @@ import "./vendor/purify.js";
 const {DOMPurify} = globalThis; // purify.js is no module
 const MAX_TEXT = 256 * 1024; // characters
 const MAX_HTML = 1024 * 1024;
+const MAX_ELEMENTS = 20_000; // the page waits while they are sanitized
 const TEXT_MS = 4000;
 const ELEMENTS = {
   ALLOWED_TAGS: [
@@ -23,14 +24,19 @@ let last = Promise.resolve();
 
 /** Return a text in Markdown as a DocumentFragment; null if it stays as it is. One at a time. */
 export function renderMarkdown(text) {
-  last = last.then(() => render(text));
+  last = last.then(() => render(text)).catch(() => null);
   return last;
 }
 
 async function render(text) {
   if (!text.trim() || text.length > MAX_TEXT) return null;
   const html = await htmlOf(text);
-  return html === null || html.length > MAX_HTML ? null : DOMPurify.sanitize(html, ELEMENTS);
+  return html === null || isTooMuch(html) ? null : DOMPurify.sanitize(html, ELEMENTS);
+}
+
+// In a text, "<" is escaped.
+function isTooMuch(html) {
+  return html.length > MAX_HTML || (html.match(/<\w/g)?.length ?? 0) > MAX_ELEMENTS;
 }
 
 // Null if the text is too slow or cannot be rendered: its thread ends, and the next text starts another.

@@ -3,10 +3,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
-# Tests without vLLM run in parallel, the quick ones first. Real engines use all cores, so they run
-# alone. All tests in tests/e2e have an engine, and their SDKs take a second to import per process.
-QUICK := not vllm and not slow
-PARALLEL := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e
+# All tests in tests/e2e have an engine, and their SDKs take a second to import per process.
+QUICK := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e -m "not vllm and not slow"
+# Slow tests wait half of the time; a module's clusters, gateways and browsers are started once.
+SLOW := -q -n 3 --dist loadscope --ignore tests/e2e -m "not vllm and slow"
+# Each engine is bound to a core. `loadgroup`: all tests of one engine are one worker's (conftest.py).
+VLLM := -q -n 2 --dist loadgroup -m vllm
 # If it is set, each vLLM process compiles its thousands of modules again: 7 s at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,14 +37,15 @@ setup-dev: ## create .venv/ with the packages of the tests, too
 test: setup-dev check ## run all tests: quick, then slow, then with real vLLM
 	@tests/install-services.sh
 	@$(BIN)/vllm-gateway demo-model var/demo-model
-	@status=0; for which in "$(QUICK)" "not vllm and slow"; do \
-		$(BIN)/python -m pytest $(PARALLEL) -m "$$which" || status=1; done; \
-		$(BIN)/python -m pytest -m vllm || status=1; exit $$status
+	@status=0; \
+		$(BIN)/python -m pytest $(QUICK) || status=1; \
+		$(BIN)/python -m pytest $(SLOW) || status=1; \
+		$(BIN)/python -m pytest $(VLLM) || status=1; exit $$status
 
 .PHONY: test-unit
 test-unit: setup-dev ## run the quick tests: no engine, none over a quarter of a second
 	@tests/install-services.sh
-	@$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)"
+	@$(BIN)/python -m pytest $(QUICK)
 
 .PHONY: check
 check: setup-dev ## check formatting, lint, types and import rules

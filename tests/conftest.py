@@ -6,14 +6,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import uvloop
+from xdist.scheduler import LoadScopeScheduling
 
-from tests.e2e.deployment import ENGINE, Deployment, demo_model, deployed, until_ready
+from tests.e2e.deployment import (
+    CANARY,
+    ENGINE,
+    SECRETS,
+    Deployment,
+    demo_model,
+    deployed,
+    until_ready,
+)
 from tests.fakes.vllm import Fake
 from tests.gateway import free_port, remote
 from tests.services import DnsServer, PostgresServer, RedisServer
@@ -38,12 +48,77 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
+# What the shared gateway needs, until the last test on it has ended.
+SHARED = ExitStack()
+# The tests on it: one worker runs them all. The process that gives work to the workers knows no
+# more of a test than its ID.
+ON_SHARED = (
+    "tests/console/test_demo_model.py", "tests/contract/test_engine_contract.py::TestRemoteOnVllm",
+    "tests/e2e/test_anthropic_sdk.py", "tests/e2e/test_cancellation.py",
+    "tests/e2e/test_engine_environment.py", "tests/e2e/test_engines_page.py",
+    "tests/e2e/test_ledger.py", "tests/e2e/test_openai_sdk.py", "tests/e2e/test_tenants.py",
+    "tests/e2e/test_usage.py", "tests/e2e/test_wire.py", "tests/engines/test_vllm_plugin.py",
+)  # fmt: skip
+# The longest come first, so that no worker waits long for the other at the end.
+LONGEST = (
+    "gateway", "tests/e2e/test_failing_starts.py", "tests/e2e/test_dashboards.py",
+    "tests/docs/test_commands.py", "tests/e2e/test_generate.py", "tests/e2e/test_reload.py",
+    "tests/e2e/test_ray.py", "tests/e2e/test_in_process.py", "tests/e2e/test_ray_nodes.py",
+)  # fmt: skip
+
+
+def engine_of(nodeid: str) -> str:
+    """Return what tests of one engine have in common: `gateway`, a class or a module."""
+    if nodeid.startswith(ON_SHARED):
+        return "gateway"
+    return nodeid.partition("[")[0].rpartition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of an engine to one worker: xdist 3.8 reads no groups with pytest 9.2."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # the longest come first
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = engine_of
+    return scheduler
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in e2e runs the whole command, most of it real vLLM."""
+    """Mark what runs the whole command, most of it real vLLM, and sort it by duration."""
     for item in items:
         if item.nodeid.startswith("tests/e2e/"):
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.slow)
+        if _uses_shared(item) and not item.nodeid.startswith(ON_SHARED):
+            raise pytest.UsageError(f"{item.nodeid} has the shared gateway: list it in ON_SHARED")
+    items.sort(key=_rank)
+
+
+def _uses_shared(item: pytest.Item | None) -> bool:
+    if item is None or item.get_closest_marker("vllm") is None:
+        return False
+    return "gateway" in getattr(item, "fixturenames", ())
+
+
+def _rank(item: pytest.Item) -> int:
+    if item.get_closest_marker("vllm") is None:
+        return -1
+    engine = engine_of(item.nodeid)
+    return LONGEST.index(engine) if engine in LONGEST else len(LONGEST)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the shared gateway behind the last test on it: its engine takes 3 GiB."""
+    if _uses_shared(item) and not _uses_shared(nextitem):
+        SHARED.close()
+
+
+def pytest_sessionfinish() -> None:
+    """End it as well where the run breaks off."""
+    SHARED.close()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,16 +150,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """The demo model on real vLLM, with remote servers that are dead, slow and broken."""
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """The demo model on real vLLM, with remote servers that are dead, slow and broken.
+
+    All tests that need nothing special of an engine share it, one after the other.
+    """
     demo_model()
     fake_port = free_port()
     fake = subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.vllm", f"--port={fake_port}", "--served-model-name=f"],
         stdout=subprocess.DEVNULL,
     )
-    directory = tmp_path_factory.mktemp("gateway")
+    SHARED.callback(fake.wait)
+    SHARED.callback(fake.kill)
     quick = {"first_byte_s": 0.5, "stall_s": 0.5}
+    # What tests of stored responses need.
+    engine = {**ENGINE, "env": {**ENGINE["env"], "VLLM_ENABLE_RESPONSES_API_STORE": "1"}}
     models: list[dict[str, Any]] = [
         {
             "name": "demo",
@@ -92,18 +173,22 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             # What the cancellation tests ask for.
             "max_choices": 1024,
             "max_sequences": 1024,
-            "engines": [ENGINE],
+            "stores_responses": True,
+            "engines": [engine],
         },
         {"name": "faulty", "engines": [remote(f"http://127.0.0.1:{fake_port}", timeouts=quick)]},
-        {"name": "dead", "engines": [remote(f"http://127.0.0.1:{free_port()}")]},
+        {
+            "name": "dead",
+            "engines": [remote(f"http://127.0.0.1:{free_port()}", api_key_env=SECRETS[-1])],
+        },
     ]
-    try:
-        with deployed(directory, *models, max_body_bytes=1_000_000) as deployment:
-            until_ready(deployment)
-            yield deployment
-    finally:
-        fake.kill()
-        fake.wait()
+    directory = tmp_path_factory.mktemp("gateway")
+    secrets = dict.fromkeys(SECRETS, CANARY)
+    deployment = SHARED.enter_context(
+        deployed(directory, *models, variables=secrets, max_body_bytes=1_000_000)
+    )
+    until_ready(deployment)
+    return deployment
 
 
 @pytest.fixture

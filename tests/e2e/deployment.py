@@ -1,10 +1,11 @@
 """The command as a user runs it: a process of its own, real vLLM behind it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import yaml
 
 from app.settings import LimitSettings
+from engines.flags.check import NAME as FLAGS
 from tests.gateway import free_port, responds
 from tests.waiting import poll_until
 
@@ -23,6 +25,15 @@ COMMAND = (str(Path(sys.executable).with_name("vllm-gateway")),)
 MODEL = ROOT / "var" / "demo-model"
 KEY = "sk-e2e-0123456789abcdef0123"
 ADMIN_KEY = "sk-e2e-admin-0123456789abcdef"
+# What vLLM's parser said so far. A run directory begins with it, as that of a second start does.
+KNOWN_FLAGS = ROOT / "var" / FLAGS
+# Secrets in a gateway's environment that its engines must not get. The last is a token that engines
+# inherit, unless it is the key of a remote engine.
+CANARY = "sk-canary-0123456789abcdef"
+SECRETS = (
+    "VLLM_API_KEY", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "OTEL_EXPORTER_OTLP_HEADERS",
+    "NVIDIA_API_KEY", "HF_TOKEN",
+)  # fmt: skip
 # Tests ask for minutes of work at once.
 UNLIMITED = dict.fromkeys(LimitSettings.model_fields)
 # Cold page cache and two cores: 57 s were seen; the rest is for a busy machine.
@@ -120,22 +131,56 @@ def demo_model() -> Path:
     return MODEL
 
 
-@contextmanager
-def deployed(directory: Path, *models: dict[str, Any], **server: Any) -> Iterator[Deployment]:
-    """Run a gateway; it is listening when the body begins, and gone with all it started after."""
-    file = write_config(directory, *models, **server)
-    port = yaml.safe_load(file.read_text())["server"]["port"]
-    output = directory / "output.txt"
+def use_known_flags(run_dir: Path) -> None:
+    """Spare a gateway the parser: it imports vLLM, as long as a third of a start."""
+    if KNOWN_FLAGS.exists():
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy(KNOWN_FLAGS, run_dir / FLAGS)
+
+
+def _keep_known_flags(run_dir: Path) -> None:
+    if (run_dir / FLAGS).exists():
+        # Another process of the tests may do the same.
+        copy = KNOWN_FLAGS.with_suffix(f".{os.getpid()}")
+        shutil.copy(run_dir / FLAGS, copy)
+        copy.replace(KNOWN_FLAGS)
+
+
+def launch(
+    config: Path,
+    number: int = 0,
+    command: Sequence[str] = COMMAND,
+    cwd: Path = ROOT,
+    variables: Mapping[str, str] | None = None,
+) -> Deployment:
+    """Start a gateway on a configuration file, the first or a later one; the caller ends it."""
+    server = yaml.safe_load(config.read_text())["server"]
+    run_dir, output = Path(server["run_dir"]), config.with_name(f"output-{number}.txt")
+    use_known_flags(run_dir)
     with output.open("w") as out:
         process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(file)],
-            env=environment(),
-            cwd=ROOT,
+            [*command, "serve", "--config", str(config)],
+            env=environment(**(variables or {})),
+            cwd=cwd,
             stdout=out,
             stderr=subprocess.STDOUT,
             text=True,
         )
-    deployment = Deployment(process, port, directory / "run", output)
+    return Deployment(process, server["port"], run_dir, output)
+
+
+@contextmanager
+def deployed(
+    directory: Path,
+    *models: dict[str, Any],
+    command: Sequence[str] = COMMAND,
+    variables: Mapping[str, str] | None = None,
+    **server: Any,
+) -> Iterator[Deployment]:
+    """Run a gateway; it is listening when the body begins, and gone with all it started after."""
+    config = write_config(directory, *models, **server)
+    deployment = launch(config, command=command, variables=variables)
+    process = deployment.process
     try:
         poll_until(lambda: process.poll() is not None or responds(f"{deployment.url}/health"), 30)
         yield deployment
@@ -157,14 +202,24 @@ def until_ready(deployment: Deployment) -> None:
         return "serves on" in deployment.said()
 
     poll_until(ready, START_S)
+    _keep_known_flags(deployment.run_dir)
 
 
-def traces(deployment: Deployment, processes: list[psutil.Process]) -> set[Path]:
+def engine_processes(deployment: Deployment) -> list[psutil.Process]:
+    """Return the only engine's guardian, API server, EngineCore and worker."""
+    processes = deployment.family()
+    assert len(processes) >= 4, processes
+    return processes
+
+
+def traces(
+    deployment: Deployment, processes: list[psutil.Process], engine: str = "demo-0"
+) -> set[Path]:
     """Return what an engine on real vLLM has in file systems and must not leave there.
 
     That is its temporary directory with all in it, and shared memory. No socket is elsewhere.
     """
-    temporary = deployment.temporary()
+    temporary = deployment.temporary(engine)
     sockets = {
         Path(str(connection.laddr))
         for process in processes

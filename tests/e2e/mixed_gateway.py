@@ -10,6 +10,7 @@ from unittest import mock
 from app.cli import main
 from engines.process import vllm_launcher
 
+MIXED = (sys.executable, "-m", "tests.e2e.mixed_gateway")
 FAKE = (sys.executable, "-m", "tests.fakes.vllm")
 
 

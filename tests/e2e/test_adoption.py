@@ -1,7 +1,6 @@
 """A gateway that is restarted under load takes over the engines that run; real vLLM."""
 
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +16,11 @@ import pytest
 import yaml
 
 from tests.e2e.deployment import (
-    COMMAND,
     ENGINE,
     KEY,
-    ROOT,
     Deployment,
     alive,
-    environment,
+    launch,
     until_ready,
     write_config,
 )
@@ -44,23 +41,13 @@ def kept() -> Iterator[list[psutil.Process]]:
 @contextmanager
 def gateway(config: Path, number: int) -> Iterator[Deployment]:
     """Run a gateway; what it starts may outlive it."""
-    server = yaml.safe_load(config.read_text())["server"]
-    output = config.with_name(f"output-{number}.txt")
-    with output.open("w") as out:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(config)],
-            env=environment(),
-            cwd=ROOT,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    deployment = launch(config, number)
     try:
-        yield Deployment(process, server["port"], Path(server["run_dir"]), output)
+        yield deployment
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        if deployment.process.poll() is None:
+            deployment.process.kill()
+        deployment.process.wait()
 
 
 @dataclass

@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
@@ -22,7 +20,8 @@ import httpx
 import yaml
 
 from deploy.grafana.generate import DASHBOARDS
-from tests.e2e.deployment import ENGINE, KEY, ROOT, START_S, Deployment, demo_model, environment
+from tests.e2e.deployment import ENGINE, KEY, ROOT, START_S, Deployment, demo_model, launch
+from tests.e2e.mixed_gateway import MIXED
 from tests.e2e.panels import Grafana, Window
 from tests.fleet.fleet import ADMIN_KEY, fake_engine
 from tests.gateway import free_port, remote
@@ -113,25 +112,15 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def _gateway(directory: Path, fake: str, **secrets: str) -> Iterator[Deployment]:
     """Run the gateway for the duration of the block."""
-    port = free_port()
     file = directory / "gateway.yaml"
-    file.write_text(yaml.safe_dump(_configuration(directory, port, fake)))
-    output = directory / "output.txt"
-    with output.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.mixed_gateway", "serve", "--config", str(file)],
-            env=environment(GATEWAY_ADMIN_KEY=ADMIN_KEY, PYTHONPATH=str(ROOT), **secrets),
-            cwd=directory,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    deployment = Deployment(process, port, directory / "run", output)
+    file.write_text(yaml.safe_dump(_configuration(directory, free_port(), fake)))
+    variables = {"GATEWAY_ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT), **secrets}
+    deployment = launch(file, command=MIXED, cwd=directory, variables=variables)
     try:
         yield deployment
     finally:
-        process.terminate()
-        process.wait(60)
+        deployment.process.terminate()
+        deployment.process.wait(60)
 
 
 async def _until(condition: Callable[[], bool], deployment: Deployment, timeout: float) -> None:

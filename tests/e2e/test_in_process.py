@@ -13,7 +13,9 @@ import pytest
 
 from engines.guard.marked_processes import find_marked
 from tests.e2e.deployment import (
+    CANARY,
     ENGINE,
+    SECRETS,
     START_S,
     Deployment,
     alive,
@@ -22,8 +24,10 @@ from tests.e2e.deployment import (
     run,
     traces,
     until_ready,
+    use_known_flags,
     write_config,
 )
+from tests.e2e.test_engine_environment import assert_serves_without_secrets
 from tests.waiting import poll_until
 
 IN_PROCESS: dict[str, Any] = {**ENGINE, "kind": "in_process"}
@@ -63,9 +67,14 @@ def events(response: httpx.Response) -> Iterator[str]:
             yield line.removeprefix("data: ")
 
 
-def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path: Path) -> None:
+def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway_or_has_its_secrets(
+    tmp_path: Path,
+) -> None:
     demo_model()
-    with deployed(tmp_path, DEMO) as deployment:
+    secrets = dict.fromkeys(SECRETS, CANARY)
+    elsewhere = {"kind": "remote", "url": "http://127.0.0.1:9", "api_key_env": SECRETS[-1]}
+    models = DEMO, {"name": "elsewhere", "engines": [elsewhere]}
+    with deployed(tmp_path, *models, variables=secrets) as deployment:
         with deployment.client() as client:
             # It loads in a thread: the gateway answers meanwhile.
             poll_until(lambda: len(engine_processes(deployment)) > 0, START_S)
@@ -76,6 +85,7 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
             host = deployment.process.pid
             left = traces(deployment, [*map(psutil.Process, [host, *first])])
             said = answer(client)
+            assert_serves_without_secrets(deployment, map(psutil.Process, first))
 
             work = {**HELLO, "stream": True, "n": 64, "temperature": 1, "ignore_eos": True}
             with client.stream("POST", "/v1/chat/completions", json=work) as stream:
@@ -145,6 +155,7 @@ def test_failing_engines_are_explained_and_the_gateway_exits_2(tmp_path: Path) -
 
 
 def test_check_prints_what_would_run_and_what_is_missing(tmp_path: Path) -> None:
+    use_known_flags(tmp_path / "run")
     ended = run("check", "--config", str(write_config(tmp_path, DEMO)))
     assert ended.returncode == 0, ended.stderr
     assert "in this process: --model=" in ended.stdout

@@ -7,8 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 import pytest
 import yaml
 
@@ -16,14 +14,15 @@ from tests.e2e.deployment import (
     COMMAND,
     ENGINE,
     KEY,
-    Deployment,
     alive,
     demo_model,
     deployed,
+    engine_processes,
     environment,
     run,
     traces,
     until_ready,
+    use_known_flags,
     write_config,
 )
 from tests.waiting import poll_until
@@ -31,26 +30,7 @@ from tests.waiting import poll_until
 DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE]}
 
 
-def engine_processes(deployment: Deployment) -> list[psutil.Process]:
-    """Guardian, API server, EngineCore and worker."""
-    processes = deployment.family()
-    assert len(processes) >= 4, processes
-    return processes
-
-
-def test_sigkill_of_the_gateway_leaves_no_process_and_no_file(tmp_path: Path) -> None:
-    demo_model()
-    with deployed(tmp_path, DEMO) as deployment:
-        until_ready(deployment)
-        processes = engine_processes(deployment)
-        left = traces(deployment, processes)
-        deployment.process.kill()
-        deployment.process.wait()
-        poll_until(lambda: not any(alive(p) for p in processes), 5)
-        assert not [path for path in left if path.exists()]
-
-
-def test_sigkill_of_the_api_server_leaves_no_process_and_no_file_and_is_reported(
+def test_killed_api_server_leaves_no_process_and_no_file_and_sigterm_ends_its_restart(
     tmp_path: Path,
 ) -> None:
     demo_model()
@@ -68,21 +48,14 @@ def test_sigkill_of_the_api_server_leaves_no_process_and_no_file_and_is_reported
             assert client.get("/v1/models").status_code == 200
             body = {"model": "demo", "messages": []}
             answer = client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "engine_unavailable"
-        assert "it died while serving (killed by SIGKILL)" in deployment.said()
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "engine_unavailable"
+            assert "it died while serving (killed by SIGKILL)" in deployment.said()
+            poll_until(lambda: len(deployment.family()) >= 2, 20)
+            assert client.get("/ready").status_code == 503
+        starting = deployment.family()
         assert deployment.terminate() == 0
-
-
-def test_sigterm_while_starting_leaves_no_process(tmp_path: Path) -> None:
-    demo_model()
-    with deployed(tmp_path, DEMO) as deployment:
-        poll_until(lambda: len(deployment.family()) >= 2, 10)
-        processes = deployment.family()
-        with httpx.Client() as client:
-            assert client.get(f"{deployment.url}/ready").status_code == 503
-        assert deployment.terminate() == 0
-        assert not [p for p in processes if alive(p)]
+        assert not [p for p in starting if alive(p)]
 
 
 def test_port_in_use_is_one_line_and_exit_2(tmp_path: Path) -> None:
@@ -119,6 +92,7 @@ def test_file_that_is_no_configuration_is_one_line_and_exit_2(
 
 def test_gateway_without_keys_in_the_environment_has_those_of_its_store(tmp_path: Path) -> None:
     file = write_config(tmp_path, DEMO)
+    use_known_flags(tmp_path / "run")
     bare = {k: v for k, v in environment().items() if k != "GATEWAY_API_KEYS"}
     ended = subprocess.run(
         [*COMMAND, "check", "--config", str(file)],

@@ -1,14 +1,17 @@
-"""A reload that changes the only engine of a model, seen by those who use the model; real vLLM."""
+"""A reload replaces a model's only engine under load; SIGKILL of the gateway ends the new one.
+
+On real vLLM. Reloads that fail are in tests/app/reload, on fakes in processes of their own.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from tests.e2e.deployment import (
@@ -19,9 +22,12 @@ from tests.e2e.deployment import (
     alive,
     demo_model,
     deployed,
+    engine_processes,
+    traces,
     until_ready,
 )
 from tests.e2e.test_adoption import LongStream
+from tests.waiting import poll_until
 
 PAUSE_S = 0.2
 
@@ -82,54 +88,57 @@ def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
-def test_reload_fails_no_request_whether_it_succeeds_or_not(
-    tmp_path: Path, show: Callable[[str], None]
-) -> None:
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     demo_model()
-    with deployed(tmp_path, {"name": "demo", "engines": [ENGINE]}) as deployment:
-        until_ready(deployment)
-        client, stream = Client(deployment.url), LongStream(deployment.url)
-        first = [process for process in deployment.family() if alive(process)]
-        longest = ENGINE["args"]["max-model-len"]
-        notes: list[str] = []
+    directory = tmp_path_factory.mktemp("reload")
+    with deployed(directory, {"name": "demo", "engines": [ENGINE]}) as running:
+        until_ready(running)
+        yield running
 
-        with client.asking():
-            reading = threading.Thread(target=stream.run)
-            reading.start()
-            assert stream.began.wait(60)
-            planned = reload(deployment, longest - 64, dry_run=True)
-            assert planned["difference"] == [
-                f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
-                "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
-            ]
-            began = time.monotonic()
-            done = reload(deployment, longest - 64)
-            took_s = time.monotonic() - began
-            reading.join()
-        assert done["lines"][-1] == "done", done
-        assert not client.refused
-        assert (stream.last, stream.tokens) == ("[DONE]", 1500)
-        assert not [process for process in first if alive(process)]
-        [(name, row)] = engines(deployment).items()
-        assert (name, row["facts"]["max_model_len"]) == ("demo-1", longest - 64)
-        # Who had to wait for an engine would have waited for a load.
-        assert max(client.answered) < row["load_s"] / 2
-        notes.append(
-            f"reload in {took_s:.1f} s, of which {row['load_s']:.1f} s load beside the old engine: "
-            f"{_told(client.answered)}; one engine takes {row['memory_gib']:.2f} GiB"
-        )
 
-        client.answered.clear()
-        with client.asking():
-            refused = reload(deployment, 1_000_000)
-        [report] = refused["models"]
-        assert report["outcome"] == "rolled back"
-        assert report["reason"].startswith("engine demo-0: ")
-        assert report["reason"].endswith("; demo-1 serves on")
-        assert not client.refused
-        assert engines(deployment) == {"demo-1": {**row, "in_flight": 0}}
-        notes += [f"refused by vLLM: {_told(client.answered)}", *refused["lines"]]
-    show("\n".join(notes))
+def test_reload_that_replaces_the_engine_fails_no_request(
+    deployment: Deployment, show: Callable[[str], None]
+) -> None:
+    client, stream = Client(deployment.url), LongStream(deployment.url)
+    first = [process for process in deployment.family() if alive(process)]
+    longest = ENGINE["args"]["max-model-len"]
+
+    with client.asking():
+        reading = threading.Thread(target=stream.run)
+        reading.start()
+        assert stream.began.wait(60)
+        planned = reload(deployment, longest - 64, dry_run=True)
+        assert planned["difference"] == [
+            f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
+            "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
+        ]
+        began = time.monotonic()
+        done = reload(deployment, longest - 64)
+        took_s = time.monotonic() - began
+        reading.join()
+    assert done["lines"][-1] == "done", done
+    assert not client.refused
+    assert (stream.last, stream.tokens) == ("[DONE]", 1500)
+    assert not [process for process in first if alive(process)]
+    [(name, row)] = engines(deployment).items()
+    assert (name, row["facts"]["max_model_len"]) == ("demo-1", longest - 64)
+    # Who had to wait for an engine would have waited for a load.
+    assert max(client.answered) < row["load_s"] / 2
+    show(
+        f"reload in {took_s:.1f} s, of which {row['load_s']:.1f} s load beside the old engine: "
+        f"{_told(client.answered)}; one engine takes {row['memory_gib']:.2f} GiB"
+    )
+
+
+def test_sigkill_of_the_gateway_leaves_no_process_and_no_file(deployment: Deployment) -> None:
+    [name] = engines(deployment)
+    processes = engine_processes(deployment)
+    left = traces(deployment, processes, name)
+    deployment.process.kill()
+    deployment.process.wait()
+    poll_until(lambda: not any(alive(p) for p in processes), 5)
+    assert not [path for path in left if path.exists()]
 
 
 def _told(seconds: list[float]) -> str:

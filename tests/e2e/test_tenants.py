@@ -17,7 +17,7 @@ import yaml
 from app.auth import Principal, Role
 from app.request_body.cache_salts import CacheSalts, Isolation
 from app.settings import NO_LIMITS
-from tests.e2e.deployment import ADMIN_KEY, ENGINE, Deployment, demo_model, deployed, until_ready
+from tests.e2e.deployment import ADMIN_KEY, Deployment
 from tests.e2e.test_cancellation import busy, gauge, generated
 from tests.e2e.test_usage import counted, tokens
 from tests.waiting import poll_until
@@ -86,29 +86,13 @@ def cached_tokens(answer: dict[str, Any]) -> int:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One engine for all tests here; what reports cached tokens is the gateway's own doing."""
-    demo_model()
-    args = {n: v for n, v in ENGINE["args"].items() if n != "enable-prompt-tokens-details"}
-    env = {**ENGINE["env"], "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-    model = {
-        "name": "demo",
-        "stores_responses": True,
-        "engines": [{**ENGINE, "args": args, "env": env}],
-    }
-    with deployed(tmp_path_factory.mktemp("tenants"), model) as running:
-        until_ready(running)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def tenants(deployment: Deployment) -> Iterator[Tenants]:
+def tenants(gateway: Deployment) -> Iterator[Tenants]:
     def tenant(name: str, owner: str) -> Tenant:
         made = admin.post("/admin/keys", json={"name": name, "owner": owner})
         assert made.status_code == 201, made.text
-        return Tenant(made.json()["id"], deployment.client(made.json()["key"]))
+        return Tenant(made.json()["id"], gateway.client(made.json()["key"]))
 
-    with deployment.client(ADMIN_KEY) as admin:
+    with gateway.client(ADMIN_KEY) as admin:
         made = Tenants(tenant("a", "red"), tenant("a-too", "red"), tenant("b", "blue"))
     with made.a.client, made.same_owner.client, made.b.client:
         yield made
@@ -117,7 +101,8 @@ def tenants(deployment: Deployment) -> Iterator[Tenants]:
 def running_engine(deployment: Deployment) -> tuple[int, int]:
     """Return the engine's process ID and how often it was restarted."""
     with deployment.client(ADMIN_KEY) as admin:
-        (row,) = admin.get("/admin/engines").json()["data"]
+        rows = admin.get("/admin/engines").json()["data"]
+    (row,) = (row for row in rows if row["name"] == "demo-0")
     return row["pid"], row["restarts"]
 
 
@@ -169,31 +154,31 @@ class TestPrefixCache:
             assert again > 0
 
     def test_keys_of_one_owner_share_it_where_isolation_is_owner(
-        self, deployment: Deployment, tenants: Tenants, show: Callable[[str], None]
+        self, gateway: Deployment, tenants: Tenants, show: Callable[[str], None]
     ) -> None:
-        with isolated_by(deployment, "owner"):
+        with isolated_by(gateway, "owner"):
             for first, again, owner, other in cache_table(tenants, "owner", show):
                 assert (first, other) == (0, 0)
                 assert again == owner > 0
 
     def test_all_keys_share_it_where_isolation_is_none(
-        self, deployment: Deployment, tenants: Tenants, show: Callable[[str], None]
+        self, gateway: Deployment, tenants: Tenants, show: Callable[[str], None]
     ) -> None:
-        with isolated_by(deployment, "none"):
+        with isolated_by(gateway, "none"):
             for first, again, owner, other in cache_table(tenants, "none", show):
                 assert first == 0
                 assert again == owner == other > 0
 
     @pytest.mark.parametrize("path", CACHED_PATHS)
     def test_another_keys_salt_does_not_open_its_cache(
-        self, deployment: Deployment, tenants: Tenants, path: str
+        self, gateway: Deployment, tenants: Tenants, path: str
     ) -> None:
         text = f"salt {path} {LONG_TEXT}"
-        salt = salt_of(deployment, tenants.a)
+        salt = salt_of(gateway, tenants.a)
         assert tenants.a.cached(path, text) == 0
         assert tenants.b.cached(path, text, cache_salt=salt) == 0
         # Past the gateway the salt does open it, so it is the right one.
-        with deployment.engine() as engine:
+        with gateway.engine() as engine:
             assert Tenant("", engine).cached(path, text, cache_salt=salt) > 0
 
     @pytest.mark.parametrize("path", CACHED_PATHS)
@@ -227,7 +212,7 @@ class TestSteeringFields:
         assert without_ids(steered) == without_ids(plain)
 
     def test_stream_interval_does_not_bundle_a_streams_tokens(
-        self, deployment: Deployment, tenants: Tenants
+        self, gateway: Deployment, tenants: Tenants
     ) -> None:
         body = {**prompt_body(CHAT, "Tell me a story about a lighthouse."), "max_tokens": 60}
         body |= {"model": "demo", "stream": True, "temperature": 0, "ignore_eos": True}
@@ -237,7 +222,7 @@ class TestSteeringFields:
 
         one_by_one = events(tenants.a.client, stream_interval=50)
         # Past the gateway the field does bundle tokens.
-        with deployment.engine() as engine:
+        with gateway.engine() as engine:
             assert one_by_one > 5 * events(engine, stream_interval=50)
 
     @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
@@ -257,12 +242,12 @@ class TestSteeringFields:
         assert len(suffixes) == 2
 
     def test_a_client_does_not_choose_the_id_of_a_response(
-        self, deployment: Deployment, tenants: Tenants
+        self, gateway: Deployment, tenants: Tenants
     ) -> None:
         body = {**prompt_body(RESPONSES, "Hello!"), "request_id": "resp_chosen"}
         assert tenants.a.ask(RESPONSES, **body)["id"] != "resp_chosen"
         # Past the gateway the field does name it.
-        with deployment.engine() as engine:
+        with gateway.engine() as engine:
             assert Tenant("", engine).ask(RESPONSES, **body)["id"] == "resp_chosen"
 
 
@@ -298,9 +283,9 @@ class TestStoredResponses:
         assert tenants.a.client.get(f"{RESPONSES}/{one}").status_code == 200
 
     def test_background_response_belongs_to_its_key_and_is_charged_as_reserved(
-        self, deployment: Deployment, tenants: Tenants, show: Callable[[str], None]
+        self, gateway: Deployment, tenants: Tenants, show: Callable[[str], None]
     ) -> None:
-        before, computed = tokens(deployment), generated(deployment)
+        before, computed = tokens(gateway), generated(gateway)
         asked = 400
         queued = tenants.a.ask(
             RESPONSES,
@@ -314,23 +299,23 @@ class TestStoredResponses:
         done = until_completed(tenants.a.client, path)
         assert_hidden(tenants.b, queued["id"])
         assert done["output"]
-        charged = tokens(deployment)[1] - before[1]
-        took = generated(deployment) - computed
+        charged = tokens(gateway)[1] - before[1]
+        took = generated(gateway) - computed
         assert charged == asked >= took == done["usage"]["output_tokens"] > 0
         show(f"background response: charged {charged:g}, generated {took:g} tokens")
 
     def test_cancel_of_a_background_response_ends_its_generation(
-        self, deployment: Deployment, tenants: Tenants
+        self, gateway: Deployment, tenants: Tenants
     ) -> None:
-        before = generated(deployment)
+        before = generated(gateway)
         body = {"input": "Hello!", "max_output_tokens": LONG_ANSWER, "ignore_eos": True}
         one = tenants.a.ask(RESPONSES, **body, background=True)["id"]
         canceled = tenants.a.client.post(f"{RESPONSES}/{one}/cancel")
         assert canceled.status_code == 200, canceled.text
         assert canceled.json()["status"] == "cancelled"
         assert_hidden(tenants.b, one)
-        poll_until(lambda: busy(deployment) == 0, WAIT_S)
-        assert generated(deployment) - before < 0.8 * LONG_ANSWER
+        poll_until(lambda: busy(gateway) == 0, WAIT_S)
+        assert generated(gateway) - before < 0.8 * LONG_ANSWER
 
 
 def assert_hidden(tenant: Tenant, response_id: str) -> None:
@@ -358,36 +343,36 @@ def until_completed(client: httpx.Client, path: str) -> dict[str, Any]:
 
 
 def test_image_address_is_refused_before_the_engine_sees_it(
-    deployment: Deployment, tenants: Tenants
+    gateway: Deployment, tenants: Tenants
 ) -> None:
-    before = gauge(deployment, "http_requests_total")
+    before = gauge(gateway, "http_requests_total")
     image = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/"}}
     content = [{"type": "text", "text": "What is this?"}, image]
     body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
     refused = tenants.a.client.post(CHAT, json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "media_not_allowed"
-    assert gauge(deployment, "http_requests_total") == before
+    assert gauge(gateway, "http_requests_total") == before
 
 
 class TestLeaving:
     """A client that leaves early is charged for what the engine did for it."""
 
     def test_plain_request_left_early_is_charged_at_least_what_was_generated(
-        self, deployment: Deployment, tenants: Tenants, show: Callable[[str], None]
+        self, gateway: Deployment, tenants: Tenants, show: Callable[[str], None]
     ) -> None:
-        before = generated(deployment)
-        with charge(deployment) as charged, unfinished(tenants.a.client, n=16, temperature=1.0):
-            poll_until(lambda: generated(deployment) > before, WAIT_S)
+        before = generated(gateway)
+        with charge(gateway) as charged, unfinished(tenants.a.client, n=16, temperature=1.0):
+            poll_until(lambda: generated(gateway) > before, WAIT_S)
         show(f"plain request left early: {charged}")
         assert charged.generated <= charged.completion == 16 * LONG_ANSWER
         assert charged.generated < 0.8 * charged.completion, "it was not left early"
 
     def test_stream_left_early_is_charged_at_least_what_was_read(
-        self, deployment: Deployment, tenants: Tenants, show: Callable[[str], None]
+        self, gateway: Deployment, tenants: Tenants, show: Callable[[str], None]
     ) -> None:
         with (
-            charge(deployment) as charged,
+            charge(gateway) as charged,
             unfinished(tenants.a.client, stream=True) as connection,
         ):
             seen = b""

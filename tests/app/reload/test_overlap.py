@@ -53,7 +53,7 @@ class TestOverlap:
     async def test_stream_ends_on_the_old_engine(self, tmp_path: Path) -> None:
         async with run(tmp_path, model()) as one:
             old = one.engine("demo-0")
-            async with one.stream("tokens:200:5") as stream:
+            async with one.stream("tokens:200:20") as stream:
                 reloading = asyncio.create_task(one.reload(longer()))
                 await wait_until(lambda: list(one.pids()) == ["demo-1"])
                 assert (await one.chat()).status_code == 200

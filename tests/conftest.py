@@ -130,6 +130,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # 7 % of the time: the default is 700, 10, 10
         gc.enable()
 
 

@@ -78,8 +78,7 @@ def settings_for(*models: dict[str, Any], run_dir: Path, **fields: Any) -> Setti
     server = {"host": "127.0.0.1", "port": 0, "run_dir": run_dir, **fields.pop("server", {})}
     database = run_dir / "gateway.db"
     if not database.exists():
-        run_dir.mkdir(parents=True, exist_ok=True)
-        database.write_bytes(_tables())
+        make_tables(database)
     state = {"database_url": f"sqlite+aiosqlite:///{database}"}
     return Settings(
         models=models,
@@ -89,6 +88,12 @@ def settings_for(*models: dict[str, Any], run_dir: Path, **fields: Any) -> Setti
         admin_key=digest(ROOT_KEY.encode()),
         **fields,
     )
+
+
+def make_tables(file: Path) -> None:
+    """Make an SQLite database with its tables and no rows."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(_tables())
 
 
 @cache

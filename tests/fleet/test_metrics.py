@@ -68,7 +68,7 @@ async def count(found: Fleet) -> str:
     async def watch(client: httpx.AsyncClient, member: Member) -> None:
         while not sent.is_set():
             await scrape(client, member)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
 
     async def ask(client: httpx.AsyncClient, turn: asyncio.Semaphore, number: int) -> None:
         member = found.members[number % 2]

@@ -8,7 +8,7 @@ import yaml
 
 from tests.app.cli.gateway import FakeGateway, serving
 from tests.app.configuration import isolate
-from tests.gateway import remote
+from tests.gateway import make_tables, remote
 
 MODEL = {"name": "demo", "aliases": ["gpt-4o"], "engines": [remote("http://127.0.0.1:1")]}
 
@@ -27,4 +27,6 @@ def database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     state = {"database_url": "sqlite+aiosqlite:///state/gateway.db"}
     Path("gateway.yaml").write_text(yaml.safe_dump({"state": state, "models": [MODEL]}))
-    return tmp_path / "state" / "gateway.db"
+    file = tmp_path / "state" / "gateway.db"
+    make_tables(file)
+    return file

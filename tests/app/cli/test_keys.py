@@ -303,7 +303,6 @@ def test_rotate_with_an_invalid_grace_is_refused(grace: str) -> None:
 
 
 def test_file_that_is_no_database_is_one_line(database: Path) -> None:
-    database.parent.mkdir()
     database.write_bytes(b"not a database" * 100)
     [line] = faults("list")
     assert line.endswith("file is not a database")

@@ -3,9 +3,10 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, make_url, select
 
 from app.database import AsyncConnection, Database, DatabaseUnavailable
 from app.database.schema import usage_daily, usage_records
@@ -14,6 +15,7 @@ from app.telemetry.metrics import Metrics
 from app.usage.ledger import Ledger
 from app.usage.records import UsageRecord
 from app.usage.token_usage import Usage
+from tests.gateway import make_tables
 
 PRICES = {"demo": PriceSettings(prompt=2.0, cached=0.5, completion=8.0)}
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano")
@@ -87,6 +89,9 @@ def ledger_for(database: Database, metrics: Metrics | None = None, **options: An
 @asynccontextmanager
 async def opened(url: str, **options: Any) -> AsyncIterator[Faulty]:
     """A database whose tables are there."""
+    file = make_url(url).database
+    if url.startswith("sqlite") and file is not None and not Path(file).exists():
+        make_tables(Path(file))
     database = Faulty(url, **options)
     try:
         await database.migrate()

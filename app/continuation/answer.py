@@ -86,6 +86,7 @@ class Answer:
         "prompt_tokens",
         "tail",
         "thought_ended",
+        "tokens",
     )
 
     def __init__(self, max_tokens: int) -> None:
@@ -95,6 +96,7 @@ class Answer:
         self.prompt: bytes | None = None  # IDs of the prompt, JSON without brackets
         self.prompt_tokens = 0
         self.ids = array("I")
+        self.tokens = 0  # as many as `ids`, and counted on where those are too many to keep
         self.tail: Tail | None = None  # the last chunk that had text
         # The first and the last chunk with reasoning, and whether text of the answer has followed.
         self.first_thought: Tail | None = None
@@ -119,6 +121,8 @@ class Answer:
         """Search the events that were added since the last batch."""
         events, self._events = b"".join(self._events), []
         self.ended = self.ended or _has_end(events)
+        if self.obstacle == "too_long":
+            self.tokens += sum(ids.count(b",") + 1 for ids in _LISTS.findall(events) if ids)
         if self.obstacle or not events:
             return
         try:
@@ -134,6 +138,7 @@ class Answer:
     def cut(self, count: int) -> None:
         """Drop all IDs after the first `count`: they are generated again."""
         del self.ids[count:]
+        self.tokens = len(self.ids)
         self.tail = _cut_tail(self.tail, count)
         self.first_thought = _cut_tail(self.first_thought, count)
         self.last_thought = _cut_tail(self.last_thought, count)
@@ -172,6 +177,7 @@ class Answer:
         before = len(self.ids)
         lists = _LISTS.findall(events)
         self.ids.extend(_ids.decode(b"[%b]" % b",".join(filter(None, lists))))
+        self.tokens = len(self.ids)
         self._find_text(events, before)
 
     def _find_text(self, events: bytes, before: int) -> None:

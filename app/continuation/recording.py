@@ -128,12 +128,14 @@ class Recording:
         recorded.flush()
         return recorded.ended
 
-    def read_prompt_tokens(self) -> int | None:
-        """Return the number of tokens of the prompt, as the engine wrote them; None: unknown."""
-        if self.answer is None:
-            return None
-        self.answer.flush()
-        return self.answer.prompt_tokens or None
+    def count_tokens(self) -> tuple[int | None, int | None]:
+        """Return the numbers of tokens of prompt and answer by their IDs; None: unknown."""
+        answer = self.answer
+        if answer is None:
+            return None, None
+        answer.flush()
+        counted = None if answer.obstacle == "version" else answer.tokens
+        return answer.prompt_tokens or None, counted
 
     def whole_answer(self) -> Answer | None:
         """Return the recorded answer if the client has all of its tokens."""

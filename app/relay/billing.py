@@ -5,12 +5,15 @@ The usage is the one that the engine reported, else counted, else reserved:
 | how it went                              | prompt                | output                      |
 |------------------------------------------|-----------------------|-----------------------------|
 | complete, and the engine reported usage  | reported              | reported, where plausible   |
-| stream broken, canceled or without usage | reported or estimated | events; bytes where more    |
+| stream broken, canceled or without usage | reported or estimated | counted: IDs, events, bytes |
+| the same, canceled, and not all counted  | reported or estimated | reserved; counted if more   |
 | plain response without usage             | estimated             | its bytes                   |
 | plain request canceled                   | estimated             | reserved                    |
 | it runs on in the background             | estimated             | reserved                    |
 | refused, or failed without a response    | nothing               | nothing                     |
 """
+
+import msgspec
 
 from app.limits import LimitDecision
 from app.relay.engine_call import CallResult
@@ -58,7 +61,7 @@ class Reservation:
 def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage | None:
     """Return the tokens that a request is billed; None: the engine did nothing for it.
 
-    `canceled`: it was canceled before its response was complete.
+    `canceled`: it was canceled before its response was complete, or its client stopped reading.
     """
     cost, reported = plan.cost, result.usage
     refused = result.status is not None and result.status >= 300
@@ -69,6 +72,9 @@ def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage
         if reported is None or canceled or not result.complete:
             reported = result.partial_usage
         assert reported is not None
+        if canceled and result.meter is not None and not result.meter.counts_all:
+            completion = max(reported.completion, cost.output)
+            reported = msgspec.structs.replace(reported, completion=completion)
         return cost.plausible(reported)
     if reported is not None:
         return cost.plausible(reported)

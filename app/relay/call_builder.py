@@ -11,11 +11,22 @@ from app.continuation import ENDPOINTS, WITH_IDS, Origin, Recording, Ways, choos
 from app.relay.engine_call import EngineCall, build_engine_request
 from app.relay.request_context import RequestContext
 from app.relay.services import RelayServices
-from app.request_body import COMPLETIONS, RESPONSES, BodyPlan, new_response_id, with_response_id
+from app.request_body import (
+    ABSENT,
+    COMPLETIONS,
+    RESPONSES,
+    BodyPlan,
+    as_bool,
+    new_response_id,
+    with_response_id,
+)
 from app.routing import ContinuationTerms, Model, Replica
 
 log = logging.getLogger(__name__)
 
+# Members that ask for logprobs, and values that do not.
+LOGPROBS = ("logprobs", "top_logprobs", "include")
+NO_LOGPROBS = (*ABSENT, b"false")
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -76,7 +87,8 @@ class CallBuilder(msgspec.Struct, frozen=True):
             prompt=plan.cost.prompt,
             withhold_usage=rewrite.withhold_usage,
             one_choice=rewrite.one_choice,
-            has_logprobs=bool(plan.value("logprobs")),
+            has_logprobs=any(plan.value(name) not in NO_LOGPROBS for name in LOGPROBS),
+            hides_thoughts=as_bool(plan.value("include_reasoning")) is False,
             opens_without_token=self.request.endpoint.label != COMPLETIONS,
             fingerprint=replica.fingerprint,
             withhold_metadata=rewrite.withhold_metadata,

@@ -33,6 +33,7 @@ class EngineCall(msgspec.Struct, frozen=True):
     withhold_usage: bool = False
     one_choice: bool = True
     has_logprobs: bool = False
+    hides_thoughts: bool = False
     opens_without_token: bool = True
     fingerprint: str | None = None
     # The client asked for bytes without their metadata.
@@ -48,6 +49,7 @@ class EngineCall(msgspec.Struct, frozen=True):
             withhold=self.withhold_usage,
             one_choice=self.one_choice,
             has_logprobs=self.has_logprobs,
+            hides_thoughts=self.hides_thoughts,
             opens_without_token=self.opens_without_token,
         )
         meter.fingerprint = self.fingerprint

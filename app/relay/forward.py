@@ -92,8 +92,8 @@ async def _forward_stream(
         if meter.events:
             # Text only: a client is not charged for the comments that it got while it waited.
             bytes_out = exchange.bytes_out - exchange.comment_bytes
-            known = None if recording is None else recording.read_prompt_tokens()
-            result.partial_usage = meter.so_far(known or call.prompt, bytes_out)
+            known = (None, None) if recording is None else recording.count_tokens()
+            result.partial_usage = meter.so_far(known[0] or call.prompt, bytes_out, known[1])
 
 
 async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: GatewayError) -> None:

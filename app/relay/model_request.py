@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from app.admission import Permit
+from app.asgi import ClientStalled
 from app.errors import EngineOverloaded, EngineUnavailable
 from app.limits import LimitRequest
 from app.relay.attempts import Attempts
@@ -171,7 +172,7 @@ class ModelRequest:
                 permit=permit, renew_lease=renew, latency=latency,
             )  # fmt: skip
             await continuation.run(self._deaths + attempts.deaths)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ClientStalled):
             canceled = True
             raise
         finally:

@@ -7,6 +7,8 @@ usage chunk, it is moved back. So the client receives the bytes of a direct call
 chunk passes with one or two substring searches.
 """
 
+import re
+
 import msgspec
 
 from app.sse import read_data, split_events
@@ -17,6 +19,10 @@ _USAGE = b'"usage"'
 # string value means that the choice is finished; before it is null.
 _FINISHED = b'"finish_reason":"'
 _FINGERPRINT = b'"system_fingerprint":'
+# Logprobs list every token: completions in one list per chunk, chats and responses in an object.
+_TOKEN_LOGPROBS = re.compile(rb'"token_logprobs":\[([^\]]*)\]')
+_TOP_LOGPROBS = b'"top_logprobs":['
+_NO_CHOICES = b'"choices":[]'
 # Bytes per token of English text, as in estimates of prompts.
 TOKEN_BYTES = 4
 # Maximum bytes of finishing chunks that wait for the fingerprint; beyond it they pass unchanged.
@@ -46,9 +52,10 @@ class StreamMeter:
         withhold: bool = False,
         one_choice: bool = True,
         has_logprobs: bool = False,
+        hides_thoughts: bool = False,
         opens_without_token: bool = True,
     ) -> None:
-        """`has_logprobs`: events contain more than text.
+        """`has_logprobs`: events list their tokens. `hides_thoughts`: some have no event.
 
         `opens_without_token`: the first event has no token, as everywhere except in completions.
         """
@@ -59,6 +66,9 @@ class StreamMeter:
         self._withhold = withhold
         self._one_choice = one_choice
         self._has_logprobs = has_logprobs
+        self._hides_thoughts = hides_thoughts
+        self._listed = 0  # tokens in logprobs
+        self._has_total = False  # the usage of all choices was reported
         self._opens_without_token = opens_without_token
         # Bytes of an event without its text: the first event of a stream has hardly any text.
         self._envelope = 0
@@ -70,6 +80,8 @@ class StreamMeter:
         if not self.events:
             self._envelope = events.find(b"\n\n") + 2
         self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
+        if self._has_logprobs:
+            self._listed += _count_listed(events)
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
         if events.find(_USAGE) < 0 and not (
             self._withhold and (self._held or events.find(_FINISHED) >= 0)
@@ -91,18 +103,28 @@ class StreamMeter:
         self._held_bytes = 0
         return held
 
-    def so_far(self, prompt: int, bytes_out: int) -> Usage:
+    @property
+    def counts_all(self) -> bool:
+        """True if `so_far` counts every token, or nearly.
+
+        Of several choices and of hidden thoughts, the engine may have generated far more than the
+        events show, until it has reported the usage of the whole stream.
+        """
+        return self._has_total or (self._one_choice and not self._hides_thoughts)
+
+    def so_far(self, prompt: int, bytes_out: int, counted: int | None = None) -> Usage:
         """Return an estimate of the usage of an incomplete response.
 
-        vLLM sends one event per token, after an opening event if there is one. For a client that
-        reads slowly it puts many tokens into one event: those are counted by their bytes, of which
+        `counted` is the number of tokens by their IDs, if those were recorded. vLLM sends one event
+        per token, after an opening event if there is one. For a client that reads slowly it puts
+        many tokens into one event: those are counted in its logprobs, or by their bytes, of which
         `bytes_out` have passed. `prompt` is the estimated prompt, if the engine reported none.
         """
         known = self.usage or Usage(prompt, 0)
-        by_bytes = 0
-        if self._one_choice and not self._has_logprobs:
-            by_bytes = (bytes_out - self.events * self._envelope) // TOKEN_BYTES
-        completion = max(known.completion, self.events - self._opens_without_token, by_bytes, 0)
+        if counted is None:
+            counted = self._listed or (bytes_out - self.events * self._envelope) // TOKEN_BYTES
+            counted = max(counted, self.events - self._opens_without_token, 0)
+        completion = max(known.completion, counted)
         return msgspec.structs.replace(known, completion=completion, estimated=True)
 
     def _pass_event(self, event: bytes, out: list[bytes]) -> None:
@@ -110,6 +132,7 @@ class StreamMeter:
             data = read_data(event)
             if (usage := read_usage(data)) is not None:
                 self.usage = usage if self.usage is None else self.usage.merged(usage)
+                self._has_total = self._has_total or _NO_CHOICES in event
             if self._withhold and (chunk := _as_usage_chunk(data)) is not None:
                 self.fingerprint = chunk.system_fingerprint or ""
                 out.append(self.flush())
@@ -125,6 +148,13 @@ class StreamMeter:
         self._held_bytes += len(event)
         if self._held_bytes > MAX_HELD:
             out.append(self.flush())
+
+
+def _count_listed(events: bytes) -> int:
+    """Return the number of tokens whose logprobs are in events."""
+    if lists := _TOKEN_LOGPROBS.findall(events):
+        return sum(tokens.count(b",") + 1 for tokens in lists if tokens)
+    return events.count(_TOP_LOGPROBS)
 
 
 def _as_usage_chunk(data: bytes) -> _UsageChunk | None:

@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.app.raw import connected, request
 from tests.app.tenants import make_key, tokens
+from tests.fakes.stream_faults import StreamFault
 from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, serving_demo
 from tests.waiting import PATIENCE_S
@@ -274,3 +276,60 @@ async def test_refused_request_is_counted(fake: Fake, tmp_path: Path) -> None:
             for body in (b"{", b'{"model":"nobody"}', b'{"n":1}', b"{")
         ]
         assert found == [400, 404, 400, 429]
+
+
+MERGED = 1000
+LEFT = [
+    (1, CHAT, {"n": 2}),
+    (1, CHAT, {"logprobs": True}),
+    (1, CHAT, {"logprobs": False}),
+    (1, CHAT, {"logit_bias": {"7": 100}}),
+    (1, CHAT, {"include_reasoning": False}),
+    (1, {"model": "demo", "prompt": "x"}, {"n": 2}),
+    (1, {"model": "demo", "prompt": "x"}, {"logprobs": 1}),
+    (2, {"model": "demo", "prompt": ["x", "y"]}, {}),
+]
+
+
+@pytest.mark.parametrize("continuation", ["exact", "off"])
+@pytest.mark.parametrize(("prompts", "base", "fields"), LEFT)
+async def test_stream_of_merged_tokens_that_is_left_is_billed_in_full(
+    tmp_path: Path, continuation: str, prompts: int, base: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """As vLLM merges the tokens that wait for a client that reads slowly: one event per choice."""
+    path = "/v1/completions" if "prompt" in base else "/v1/chat/completions"
+    choices = fields.get("n", 1)
+    body = {**base, **fields, "stream": True, "max_tokens": 2 * MERGED}
+    engine = Fake(
+        max_model_len=LONGEST,
+        widths=(1, MERGED),
+        fault="say:" + "word " * 2 * MERGED,
+        stream_fault=StreamFault("stall", choices * MERGED),
+    )
+    model = {"continuation": continuation}
+    async with engine, serving_demo(tmp_path, engine.url, model=model) as gateway:
+        text = ""
+        async with gateway.client.stream("POST", path, json=body) as answer:
+            async for line in answer.aiter_lines():
+                text += line
+                if text.count("word") >= choices * MERGED:
+                    break
+        await engine.until_idle()
+        await asyncio.wait_for(gateway.state.admission.wait_until_idle(), 5)
+        billed = await tokens(gateway, "completion")
+    print(f"{fields} {continuation}: {text.count('word')} read, {billed} billed")
+    assert 0.95 * text.count("word") <= billed <= 2 * MERGED * choices * prompts
+
+
+async def test_hidden_thoughts_of_a_stream_that_is_left_are_billed_as_reserved(
+    gateway: Gateway, fake: Fake
+) -> None:
+    """VLLM writes no event for a hidden thought."""
+    body = {**CHAT, "stream": True, "include_reasoning": False, "max_tokens": 5000}
+    body |= {"fake": "say:hello there", "fake_fault": "stall:1"}
+    async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for _ in answer.aiter_lines():
+            break
+    await fake.until_idle()
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), 5)
+    assert await tokens(gateway, "completion") == 5000

@@ -484,6 +484,31 @@ class TestEstimates:
         carry(meter, [chunk("demo", {"content": "x"})] * 3)
         assert meter.so_far(100, 0) == Usage(100, 3, estimated=True)
 
+    @pytest.mark.parametrize("choices", [1, 2])
+    def test_tokens_in_logprobs_are_counted_however_many_an_event_has(self, choices: int) -> None:
+        listed = [{"token": "a", "logprob": -1.5, "bytes": [97], "top_logprobs": []}] * 400
+        listed[0] = {**listed[0], "top_logprobs": [{"token": "b", "logprob": -2.5, "bytes": [98]}]}
+        chat = event(
+            {"choices": [{"delta": {"content": "a" * 400}, "logprobs": {"content": listed}}]}
+        )
+        lists = {
+            "tokens": [","] * 400,
+            "token_logprobs": [None, *[-1.5] * 399],
+            "top_logprobs": [{}],
+        }
+        completion = event({"choices": [{"text": "," * 400, "logprobs": lists}]})
+        response = named("response.output_text.delta", delta="a" * 400, logprobs=listed)
+        for data in (chat, completion, response):
+            meter = StreamMeter(one_choice=choices == 1, has_logprobs=True)
+            carry(meter, [data] * choices)
+            assert meter.so_far(10, len(data) * choices).completion == 400 * choices
+
+    def test_tokens_that_were_counted_by_their_ids_are_not_estimated(self) -> None:
+        meter = meter_for()
+        data = chunk("demo", {"content": "x" * 4000})
+        carry(meter, [data])
+        assert meter.so_far(10, len(data), 7) == Usage(10, 7, estimated=True)
+
     @pytest.mark.parametrize("together", [True, False])
     def test_events_with_crlf_lines_are_counted_alike(self, together: bool) -> None:
         events = [chunk("demo", {"content": "x"}).replace(b"\n", b"\r\n")] * 5

@@ -13,7 +13,7 @@ from app import errors
 from app.api.admin_auth import MAX_BODY_BYTES, error_response
 from app.api.data_plane import endpoint_of
 from app.auth import NameTaken, UnknownKey, UnknownOwner, faults
-from app.database import DatabaseUnavailable, ValuesRejected
+from app.database import DatabaseBusy, DatabaseUnavailable, ValuesRejected
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +80,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 async def _database(request: Request, error: Exception) -> Response:
-    log.warning("%s %s: %s", request.method, request.scope["path"], error)
-    known = errors.ServiceUnavailable("the database does not answer; try again")
+    text = str(error)
+    if not isinstance(error, DatabaseBusy):
+        log.warning("%s %s: %s", request.method, request.scope["path"], error)
+        text = "the database does not answer"
+    known = errors.ServiceUnavailable(f"{text}; try again")
     return error_response(known, request.scope)
 
 

@@ -25,7 +25,7 @@ from app.auth.keys import ApiKey, Change, Credential
 from app.auth.lookups import LookupQueueFull, LookupQueues
 from app.auth.presented_key import invalid_key, presented_key
 from app.auth.principal import Allowed, Owner, Principal, Role
-from app.database import DatabaseError, DatabaseUnavailable
+from app.database import DatabaseBusy, DatabaseError, DatabaseUnavailable
 from app.errors import Headers, InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import NO_LIMITS, LimitSettings, digest
 
@@ -240,6 +240,8 @@ class Authenticator:
             raise DatabaseUnavailable("the key store is unavailable")
         try:
             return await self._store.find(key_id)
+        except DatabaseBusy:
+            raise
         except DatabaseUnavailable as error:
             self._go_offline(error)
             raise
@@ -308,6 +310,8 @@ class Authenticator:
                 # Backwards: the database was replaced, perhaps by a backup.
                 reset = self._revision is None or revision < self._revision
                 ids = await self._store.ids(MAX_IDS) if reset else self._ids
+            except DatabaseBusy:
+                return
             except DatabaseUnavailable as error:
                 self._go_offline(error)
                 return

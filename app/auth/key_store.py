@@ -178,14 +178,14 @@ class KeyStore:
     async def find(self, key_id: str) -> tuple[int, Credential | None]:
         """Return a revision and the key as of then or later; None if there is no such key."""
         query = (
-            select(*_COLUMNS, *_DIGESTS, *_OWNER)
+            select(revision.c.value, *_COLUMNS, *_DIGESTS, *_OWNER)
+            .select_from(revision)
+            .join(api_keys, and_(api_keys.c.id == key_id, _EXISTS), isouter=True)
             .join(owners, owners.c.name == api_keys.c.owner, isouter=True)
-            .where(api_keys.c.id == key_id, _EXISTS)
         )
-        async with self._database.read() as connection:
-            number = await _read_revision(connection)
-            row = (await connection.execute(query)).first()
-        if row is None:
+        (row,) = await self._database.fetch(query)
+        number: int = row.value
+        if row.id is None:
             return number, None
         return number, Credential(_key(row), row.digest, row.previous_digest, _owner(row))
 
@@ -197,13 +197,12 @@ class KeyStore:
         version = await self._database.version()
         if seen is not None and self._last_read == (version, seen):
             return seen, {}
-        async with self._database.read() as connection:
-            number = await _read_revision(connection)
-            changed: dict[str, Change] = {}
-            if seen is not None and number > seen:
-                query = select(api_keys.c.id, *_CHANGE).where(api_keys.c.revision > seen)
-                for row in await connection.execute(query):
-                    changed[row.id] = Change(row.revision, row.deleted_ms is not None, row.cut_ms)
+        ((number,),) = await self._database.fetch(select(revision.c.value))
+        changed: dict[str, Change] = {}
+        if seen is not None and number > seen:
+            query = select(api_keys.c.id, *_CHANGE).where(api_keys.c.revision > seen)
+            for row in await self._database.fetch(query):  # perhaps newer ones too
+                changed[row.id] = Change(row.revision, row.deleted_ms is not None, row.cut_ms)
         if version is not None:
             self._last_read = version, number
         return number, changed
@@ -217,8 +216,9 @@ class KeyStore:
         query = select(api_keys.c.id).where(_EXISTS).order_by(api_keys.c.id).limit(_PAGE)
         page = [""]
         while page and len(found) <= limit:
-            async with self._database.read() as connection:
-                page = list(await connection.scalars(query.where(api_keys.c.id > page[-1])))
+            page = [
+                row.id for row in await self._database.fetch(query.where(api_keys.c.id > page[-1]))
+            ]
             found.update(page)
         return found if len(found) <= limit else None
 
@@ -266,11 +266,6 @@ async def increment_revision(connection: AsyncConnection) -> int:
     """Serialize a transaction with all other changes of keys; return its revision."""
     statement = update(revision).values(value=revision.c.value + 1).returning(revision.c.value)
     number: int = (await connection.execute(statement)).scalar_one()
-    return number
-
-
-async def _read_revision(connection: AsyncConnection) -> int:
-    number: int = (await connection.execute(select(revision.c.value))).scalar_one()
     return number
 
 

@@ -15,9 +15,9 @@ from asyncio import Future, Task
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
-# Concurrent reads; together fewer than connections in the pool, which others need too.
-MAX_READS = 6
-MAX_UNKNOWN_READS = 2
+# Concurrent reads; together fewer than the connections of Lane.REQUESTS, which others need too.
+MAX_READS = 3
+MAX_UNKNOWN_READS = 1
 # IDs with a pending lookup, running ones included.
 MAX_PENDING = 1000
 MAX_UNKNOWN_PENDING = 100

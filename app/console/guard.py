@@ -8,6 +8,7 @@ nothing outside of /console.
 """
 
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from functools import partial
 from urllib.parse import quote
 
@@ -24,6 +25,7 @@ from app.api import (
 )
 from app.console.rendering import HEADERS, Renderer
 from app.console.sign_in import SignIn, check_request_token, check_same_origin
+from app.console.visit_limits import VisitLimits
 from app.console.visitor import CONSOLE, Visitor, page_at, pages_of
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
 
@@ -50,6 +52,7 @@ class ConsoleGuard:
         self._app = app
         self._sign_in = sign_in
         self._renderer = renderer
+        self._limits = VisitLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -63,24 +66,24 @@ class ConsoleGuard:
             await self._app(scope, receive, send)
             return
         in_api = path.startswith(f"{API}/")
-        try:
-            visitor = await self._sign_in.find_visitor(scope["headers"])
-            notes_of(scope).key_id = visitor.principal.id
-            scope[VISITOR] = visitor
-            _check_origin(scope, visitor, in_api=in_api)
-            response = None
-            if in_api:
-                self._enter_api(scope, visitor)
-            else:
-                response = self._check_page(scope, visitor)
-        except InvalidApiKey as error:
-            response = error_response(error, scope) if in_api else _to_login(scope)
-        except GatewayError as error:
-            response = error_response(error, scope)
-        if response is None:
-            await self._app(scope, receive, send)
-        else:
-            await response(scope, receive, send)
+        app: ASGIApp = self._app
+        with ExitStack() as stack:
+            try:
+                visitor = await self._sign_in.find_visitor(scope["headers"])
+                notes_of(scope).key_id = visitor.principal.id
+                self._limits.count(visitor)
+                scope[VISITOR] = visitor
+                _check_origin(scope, visitor, in_api=in_api)
+                if in_api:
+                    self._enter_api(scope, visitor)
+                else:
+                    stack.enter_context(self._limits.render(visitor))
+                    app = self._check_page(scope, visitor) or self._app
+            except InvalidApiKey as error:
+                app = error_response(error, scope) if in_api else _to_login(scope)
+            except GatewayError as error:
+                app = error_response(error, scope)
+            await app(scope, receive, send)
 
     def _check_page(self, scope: Scope, visitor: Visitor) -> Response | None:
         """Return the response to a page that the visitor does not see; None: it is served."""

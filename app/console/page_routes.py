@@ -11,7 +11,7 @@ from app.auth import UnknownKey, UnknownOwner
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
-from app.database import DatabaseUnavailable
+from app.database import DatabaseBusy, DatabaseUnavailable
 from app.errors import GatewayError, PermissionDenied, RouteNotFound, ServiceUnavailable
 
 
@@ -46,6 +46,8 @@ def require(request: Request, right: Right) -> Visitor:
 def _known(error: Exception) -> GatewayError:
     if isinstance(error, GatewayError):
         return error
+    if isinstance(error, DatabaseBusy):
+        return ServiceUnavailable("Too many pages are read now. Try again in a moment.")
     if isinstance(error, DatabaseUnavailable):
         return ServiceUnavailable("The database does not answer. Try again in a moment.")
     return RouteNotFound(str(error))

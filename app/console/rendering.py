@@ -110,7 +110,9 @@ class Renderer:
 
     def fault(self, visitor: Visitor, error: GatewayError) -> HTMLResponse:
         """Return a page that says what went wrong."""
-        return self.page(visitor, "fault.html", status=error.status, message=error.message)
+        page = self.page(visitor, "fault.html", status=error.status, message=error.message)
+        page.raw_headers.extend(error.headers())
+        return page
 
 
 def _failed(task: asyncio.Task[None]) -> bool:

@@ -9,20 +9,24 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.database.database import Database
 from app.database.dialect_insert import dialect_insert
 from app.database.errors import (
+    DatabaseBusy,
     DatabaseError,
     DatabaseUnavailable,
     NewerDatabase,
     ValuesRejected,
     is_rejection,
 )
+from app.database.lanes import Lane
 from app.database.retention import delete_before
 from app.database.shared_secret import SharedSecret
 
 __all__ = (
     "AsyncConnection",
     "Database",
+    "DatabaseBusy",
     "DatabaseError",
     "DatabaseUnavailable",
+    "Lane",
     "NewerDatabase",
     "SharedSecret",
     "ValuesRejected",

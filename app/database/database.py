@@ -1,34 +1,43 @@
 """Transactions on the database, each with a deadline, and translation of foreign errors.
 
 SQLite runs in WAL mode: readers do not wait for the writer. On both databases every transaction has
-a deadline, so a database that hangs costs a bounded wait and never blocks the gateway.
+a deadline, so a database that hangs costs a bounded wait and never blocks the gateway. No deadline
+interrupts the opening of a connection: what is opened nevertheless would be left beside the pool.
 """
 
 import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
 from weakref import WeakSet
 
 import aiosqlite
-from sqlalchemy import event
-from sqlalchemy.engine import make_url
+from sqlalchemy import Engine, Select, create_engine, event
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from app.database.errors import DatabaseError, DatabaseUnavailable, NewerDatabase, translate
+from app.database.errors import (
+    DatabaseBusy,
+    DatabaseError,
+    DatabaseUnavailable,
+    NewerDatabase,
+    translate,
+)
+from app.database.lanes import CONNECTIONS, Lane, LaneSlots
 from app.database.migrate import NewerTables, is_current, upgrade
 from app.database.sqlite_file import make_private
 from app.deadline import deadline
 
 log = logging.getLogger(__name__)
 
-# Maximum duration of a transaction, including the wait for a connection.
+# Maximum duration of a transaction, in which a connection may be opened.
 DEADLINE_S = 2.0
 # A migration may rewrite a table.
 MIGRATION_DEADLINE_S = 600.0
@@ -48,6 +57,12 @@ class Database:
         self._deadline_s = deadline_s
         self._engine = _engine(url, deadline_s)
         self._writing = self._engine.execution_options(writing=True)
+        self._requests = _request_engine(self._url)
+        # For `fetch`: one thread, so that a query costs one visit to it.
+        self._fetching = ThreadPoolExecutor(1, "database")
+        self._slots = {lane: LaneSlots(lane) for lane in Lane}
+        # Connections that are opened after their transactions have been canceled.
+        self._abandoned: set[asyncio.Task[None]] = set()
         # One per connection to SQLite.
         self._threads: WeakSet[Thread] = WeakSet()
         if self._engine.dialect.name == "sqlite":
@@ -121,6 +136,11 @@ class Database:
         faults = SQLAlchemyError, OSError, TimeoutError
         with contextlib.suppress(*faults):
             async with asyncio.timeout(self._deadline_s):
+                await asyncio.to_thread(self._fetching.shutdown, cancel_futures=True)
+                if self._requests is not None:
+                    self._requests.dispose()
+                while self._abandoned:
+                    await asyncio.wait(self._abandoned)
                 with contextlib.suppress(*faults):
                     if self._observer is not None:
                         await self._observer.close()
@@ -155,22 +175,72 @@ class Database:
         self._threads.add(thread)
         return connection
 
+    async def fetch(self, query: Select[Any]) -> Sequence[Any]:
+        """Return the rows of one query that requests wait for. Raises DatabaseError.
+
+        On SQLite it takes one visit to a thread, where a transaction of `read` makes a dozen: each
+        takes two turns of the event loop, which may be busy.
+        """
+        requests = self._requests
+        if requests is None:
+            async with self.read(Lane.REQUESTS) as connection:
+                return list(await connection.execute(query))
+        self._require_tables()
+
+        def run() -> list[Any]:
+            with requests.connect() as connection:
+                return list(connection.execute(query))
+
+        async with self._translated(self._deadline_s):
+            return await asyncio.get_running_loop().run_in_executor(self._fetching, run)
+
     @contextlib.asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
+    async def read(self, lane: Lane = Lane.PAGES) -> AsyncIterator[AsyncConnection]:
         """Open a read-only transaction. Raises DatabaseError."""
         self._require_tables()
-        async with self._translated(self._deadline_s), self._engine.connect() as connection:
+        async with self._connection(self._engine, lane) as connection:
             yield connection
 
     @contextlib.asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
+    async def write(self, lane: Lane = Lane.PAGES) -> AsyncIterator[AsyncConnection]:
         """Open a transaction: committed at the end, rolled back by an exception.
 
         Raises DatabaseError; after DatabaseUnavailable a commit under way may have succeeded.
         """
         self._require_tables()
-        async with self._translated(self._deadline_s), self._writing.begin() as connection:
+        async with self._connection(self._writing, lane) as connection, connection.begin():
             yield connection
+
+    @contextlib.asynccontextmanager
+    async def _connection(self, engine: AsyncEngine, lane: Lane) -> AsyncIterator[AsyncConnection]:
+        """Open a connection of a lane, for one transaction. Raises DatabaseError."""
+        slots = self._slots[lane]
+        try:
+            await slots.acquire()
+        except DatabaseBusy:
+            if self._abandoned:
+                raise DatabaseUnavailable("the database opens no connection") from None
+            raise
+        async with self._translated(self._deadline_s), contextlib.AsyncExitStack() as stack:
+            stack.callback(slots.release)
+            yield await self._open(engine, stack)
+
+    async def _open(self, engine: AsyncEngine, stack: contextlib.AsyncExitStack) -> AsyncConnection:
+        """Return a connection that `stack` closes.
+
+        If the caller is canceled, the stack is closed once the connection has been opened.
+        """
+        connection = engine.connect()
+        opening = asyncio.create_task(connection.start(), name="open a connection")
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            closing = asyncio.create_task(_close(opening, stack.pop_all()), name="close it again")
+            self._abandoned.add(closing)
+            closing.add_done_callback(self._abandoned.discard)
+            raise
+        stack.push_async_exit(connection)
+        return connection
 
     async def version(self) -> tuple[int, int] | None:
         """Return a value that changes with every commit; None where the database has none.
@@ -184,7 +254,9 @@ class Database:
         async with self._translated(self._deadline_s), self._observer_lock:
             observer, self._observer = self._observer, None
             if observer is None:
-                observer = await self._engine.connect()
+                async with contextlib.AsyncExitStack() as unopened:
+                    observer = await self._open(self._engine, unopened)
+                    unopened.pop_all()
                 self._observers += 1
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(observer.invalidate)
@@ -215,12 +287,19 @@ class Database:
             raise translate(error) from None
 
 
+async def _close(opening: asyncio.Task[AsyncConnection], stack: contextlib.AsyncExitStack) -> None:
+    async with stack:
+        with contextlib.suppress(SQLAlchemyError, sqlite3.Error, OSError):
+            await (await opening).close()
+
+
 def _engine(url: str, deadline_s: float) -> AsyncEngine:
     options: dict[str, Any] = {}
+    if make_url(url).database not in (None, "", ":memory:"):  # in memory there is no pool
+        # One more for what reads no tables: migrations, and then the observer of SQLite.
+        options = {"pool_size": CONNECTIONS + 1, "max_overflow": 0, "pool_use_lifo": True}
     if url.startswith("postgresql"):
-        options = {
-            "pool_size": 5,
-            "max_overflow": 5,
+        options |= {
             "pool_timeout": deadline_s,
             "pool_pre_ping": True,  # a connection may have died with its server
             "connect_args": {
@@ -235,6 +314,15 @@ def _engine(url: str, deadline_s: float) -> AsyncEngine:
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _request_engine(url: URL) -> Engine | None:
+    """Return the engine of `fetch`; None: there is no file of SQLite."""
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return None
+    engine = create_engine(url.set(drivername="sqlite"), hide_parameters=True)
+    event.listen(engine, "connect", _prepare_sqlite)
     return engine
 
 

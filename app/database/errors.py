@@ -2,6 +2,7 @@
 
 DatabaseError
 ├── DatabaseUnavailable   no answer in time, or none at all: trying again may help
+│   ├── DatabaseBusy      it was not asked: too many requests of this gateway wait for it
 │   └── NewerDatabase     a newer gateway has changed the tables
 └── ValuesRejected        the database rejected the values: trying again will not help
 """
@@ -15,6 +16,10 @@ class DatabaseError(Exception):
 
 class DatabaseUnavailable(DatabaseError):
     """The database did not answer in time, or not at all."""
+
+
+class DatabaseBusy(DatabaseUnavailable):
+    """Too many requests wait for the database; this says nothing of the database itself."""
 
 
 class NewerDatabase(DatabaseUnavailable):

@@ -11,6 +11,7 @@ from app.database import schema
 from app.database.database import RETRY_S, Database
 from app.database.dialect_insert import dialect_insert
 from app.database.errors import DatabaseError
+from app.database.lanes import Lane
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,10 @@ class SharedSecret:
         """Read the shared bytes, or share this process's own. Raises DatabaseError."""
         if self._shared:
             return
-        async with self._database.read() as connection:
+        async with self._database.read(Lane.REQUESTS) as connection:
             found = await self._read(connection)
         if found is None:
-            async with self._database.write() as connection:
+            async with self._database.write(Lane.REQUESTS) as connection:
                 made = dialect_insert(schema.secrets, self._database.dialect).values(
                     name=self._name, value=self._value
                 )

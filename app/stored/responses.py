@@ -22,6 +22,7 @@ from app.database import (
     AsyncConnection,
     Database,
     DatabaseError,
+    Lane,
     ValuesRejected,
     delete_before,
     dialect_insert,
@@ -84,7 +85,7 @@ class StoredResponses:
             set_={name: claimed.excluded[name] for name in ("model", "engine", "at_ms")},
             where=_key_id == claimed.excluded.key_id,
         )
-        async with self._database.write() as connection:
+        async with self._database.write(Lane.REQUESTS) as connection:
             if (await connection.execute(statement)).rowcount != 1:
                 raise ResponseIdTaken("another key owns the response ID")
             await _drop_oldest(connection, key_id)
@@ -103,7 +104,7 @@ class StoredResponses:
             return None
         columns = stored_responses.c.model, stored_responses.c.engine
         query = select(*columns).where(_id == response_id, _key_id == key_id)
-        async with self._database.read() as connection:
+        async with self._database.read(Lane.REQUESTS) as connection:
             row = (await connection.execute(query)).first()
         if row is None:
             return None

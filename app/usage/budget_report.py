@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import case, func, or_, select
 from sqlalchemy.sql import Select
 
-from app.database import Database
+from app.database import Database, Lane
 from app.database.schema import api_keys, owners
 from app.usage.spending import BudgetSubject
 from app.usage.statements import ACCOUNT_COLUMNS
@@ -51,7 +51,7 @@ async def budget_report(database: Database, today: date, limit: int) -> list[Bud
         "owner": _query("owner", today, owners.c.name, owners.c.name.label("title")),
     }
     found: list[BudgetUse] = []
-    async with database.read() as connection:
+    async with database.read(Lane.REPORTS) as connection:
         for subject, query in queries.items():
             for id_, name, daily, monthly, of_today, of_month in await connection.execute(
                 query.limit(limit)

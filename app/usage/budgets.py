@@ -10,6 +10,7 @@ the check of the first and the reservation in the last nothing is awaited.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -21,6 +22,7 @@ from typing import Any, Protocol, Self
 from sqlalchemy import Select, case, func, select
 
 from app.database import Database, DatabaseError
+from app.deadline import deadline
 from app.errors import ServiceUnavailable
 from app.usage.ledger import Ledger
 from app.usage.records import UsageRecord, batch_of, day_of, storable, tokens_of
@@ -307,7 +309,9 @@ class Budgets:
             self._reader = asyncio.create_task(self._read_due(), name="read budgets")
         if wait_s:
             waiting = [one.reading for one in accounts if one.reading is not None]
-            await asyncio.wait(waiting, timeout=wait_s)
+            with contextlib.suppress(TimeoutError):
+                async with deadline(asyncio.get_running_loop().time() + wait_s):
+                    await asyncio.wait(waiting)
 
     async def _read_due(self) -> None:
         """Read all due accounts, many per statement."""
@@ -336,23 +340,18 @@ class Budgets:
     async def _read(self, accounts: Iterable[BudgetAccount], day: str) -> list[DatabaseSums]:
         """Read the sums of each account. Raises DatabaseError."""
         found: dict[tuple[BudgetSubject, str], DatabaseSums] = {}
-        async with self._database.read() as connection:
-            for subject, (column, longest) in ACCOUNT_COLUMNS.items():
-                names = {
-                    storable(a.name, longest): a.name for a in accounts if a.subject == subject
-                }
-                if not names:
-                    continue
-                written = self._ledger.written
-                rows = (await connection.execute(self._sums_query(column, names, day))).all()
-                if rows and rows[0][3] is not None:
-                    written = max(written, batch_of(rows[0][3]))
-                sums: dict[str, dict[str, int]] = {name: {} for name in names.values()}
-                for name, of, tokens, _ in rows:
-                    sums[names[name]][of] = int(tokens)
-                found |= {
-                    (subject, name): DatabaseSums(days, written) for name, days in sums.items()
-                }
+        for subject, (column, longest) in ACCOUNT_COLUMNS.items():
+            names = {storable(a.name, longest): a.name for a in accounts if a.subject == subject}
+            if not names:
+                continue
+            written = self._ledger.written
+            rows = await self._database.fetch(self._sums_query(column, names, day))
+            if rows and rows[0][3] is not None:
+                written = max(written, batch_of(rows[0][3]))
+            sums: dict[str, dict[str, int]] = {name: {} for name in names.values()}
+            for name, of, tokens, _ in rows:
+                sums[names[name]][of] = int(tokens)
+            found |= {(subject, name): DatabaseSums(days, written) for name, days in sums.items()}
         return [found[account.subject, account.name] for account in accounts]
 
     def _sums_query(self, column: Any, names: Iterable[str], day: str) -> Select[Any]:

@@ -29,6 +29,7 @@ from app.database import (
     Database,
     DatabaseError,
     DatabaseUnavailable,
+    Lane,
     ValuesRejected,
     delete_before,
     is_rejection,
@@ -242,7 +243,7 @@ class Ledger:
         if not batch.records:
             return
         sums = DailySums()
-        async with self._database.write() as connection:
+        async with self._database.write(Lane.REQUESTS) as connection:
             if batch.tried and await self._is_stored(connection, batch):
                 return
             batch.tried = True
@@ -259,7 +260,7 @@ class Ledger:
         groups = deque(records[at : at + GROUP] for at in range(0, len(records), GROUP))
         reason: Exception | None = None
         tries = 0
-        async with self._database.write() as connection:
+        async with self._database.write(Lane.REQUESTS) as connection:
             while groups:
                 group = groups.popleft()
                 tries += 1

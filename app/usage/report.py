@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, func, literal, select, union_all
 
-from app.database import Database
+from app.database import Database, Lane
 from app.database.schema import USAGE_SUMS, api_keys, usage_by_owner, usage_daily
 
 GROUPS = ("day", "owner", "key", "model")
@@ -84,7 +84,7 @@ async def usage_report(
     if "key" in by:
         named = table.outerjoin(api_keys, api_keys.c.id == table.c.key)
         statement = statement.add_columns(api_keys.c.name.label("key_name")).select_from(named)
-    async with database.read() as connection:
+    async with database.read(Lane.REPORTS) as connection:
         rows = (await connection.execute(statement)).mappings().all()
     return [_row(dict(row)) for row in rows]
 

@@ -121,7 +121,7 @@ async def test_concurrent_lookups_are_bounded_per_queue(
         store.released.set()
         assert await outcomes(made_up) == {InvalidApiKey: 20}
         assert await outcomes(requests) == {Principal: 20}
-    assert store.most_at_once == lookups.MAX_READS + lookups.MAX_UNKNOWN_READS == 8
+    assert store.most_at_once == lookups.MAX_READS + lookups.MAX_UNKNOWN_READS == 4
     assert sum(store.finds.values()) == 40
 
 

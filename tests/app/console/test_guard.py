@@ -1,5 +1,6 @@
 """The guard of the console: who reaches what, by which proof."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 
@@ -402,3 +403,38 @@ async def test_a_rotated_key_ends_its_sessions_when_its_grace_ends(
             assert rotated.status_code == 200
             await gateway.state.authenticator.poll()
             assert (await visitor.get("/console/api/session")).status_code == status
+
+
+async def test_requests_of_one_key_are_limited_whatever_its_own_limits(
+    gateway: Gateway, admin: httpx.AsyncClient
+) -> None:
+    made = await new_key(gateway, admin, name="reloads", requests_per_minute=1)
+    async with visiting(gateway, made["key"]) as visitor:
+        for _ in range(20):  # faster than the limit, which grows again meanwhile
+            asked = (visitor.get("/console/api/session") for _ in range(100))
+            responses = await asyncio.gather(*asked)
+            if responses[-1].status_code == 429:
+                break
+        assert responses[-1].status_code == 429
+        assert int(responses[-1].headers["retry-after"]) >= 1
+    assert (await admin.get("/console/keys")).status_code == 200, "others are not limited by it"
+
+
+async def test_pages_of_one_key_are_bounded_and_leave_the_database_to_requests(
+    gateway: Gateway, admin: httpx.AsyncClient
+) -> None:
+    made = await new_key(gateway, admin, name="many tabs")
+    others = [
+        await new_key(gateway, admin, name=f"first {number}", daily_tokens=1000)
+        for number in range(5)
+    ]
+    async with visiting(gateway, made["key"]) as visitor:
+        pages = [asyncio.create_task(visitor.get("/console/account")) for _ in range(100)]
+        for other in others:
+            headers = {"authorization": f"Bearer {other['key']}"}
+            chat = await gateway.client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            assert chat.status_code == 200
+        responses = await asyncio.gather(*pages)
+    assert {response.status_code for response in responses} == {200, 503}
+    refused = [response for response in responses if response.status_code == 503]
+    assert all(response.headers["retry-after"] == "1" for response in refused)

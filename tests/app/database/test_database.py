@@ -21,9 +21,9 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.auth import KeyStore
-from app.database import Database, DatabaseUnavailable, NewerDatabase
+from app.database import Database, DatabaseBusy, DatabaseUnavailable, Lane, NewerDatabase
 from app.database.migrate import HEAD, configuration
-from app.database.schema import metadata, usage_records
+from app.database.schema import metadata, revision, usage_records
 from app.server.run import check_database
 from app.settings import ConfigError
 from app.usage import usage_report
@@ -444,7 +444,8 @@ async def test_interrupted_close_ends_every_pooled_connection(tmp_path: Path) ->
     database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
     await database.migrate()
     async with contextlib.AsyncExitStack() as block:
-        connections = [await block.enter_async_context(database.read()) for _ in range(3)]
+        reading = (database.read(Lane.REQUESTS) for _ in range(3))
+        connections = [await block.enter_async_context(one) for one in reading]
         raw = [await connection.get_raw_connection() for connection in connections]
         drivers: list[Any] = [connection.driver_connection for connection in raw]
     may_go_on = threading.Event()
@@ -593,3 +594,112 @@ class TestPostgres:
         finally:
             await database.close()
             await asyncio.to_thread(server.remove)
+
+
+class TestLanes:
+    """Connections are kept for what requests wait for, whatever pages read."""
+
+    async def test_requests_read_while_pages_and_reports_wait(self, database: Database) -> None:
+        await database.migrate()
+        async with contextlib.AsyncExitStack() as block:
+            for lane in (Lane.PAGES, Lane.PAGES, Lane.REPORTS, Lane.REPORTS):
+                await block.enter_async_context(database.read(lane))
+            waiting = [asyncio.create_task(used(database, Lane.REPORTS)) for _ in range(50)]
+            for _ in range(20):
+                await used(database, Lane.REQUESTS)
+            with pytest.raises(DatabaseBusy, match="too many requests wait"):
+                await asyncio.gather(*waiting)
+        await asyncio.gather(*(used(database, lane) for lane in Lane for _ in range(20)))
+
+    async def test_every_lane_is_used_at_once(self, database: Database) -> None:
+        await database.migrate()
+        await database.version()
+        async with contextlib.AsyncExitStack() as block:
+            for lane in Lane:
+                for _ in range(lane.value[0]):
+                    await block.enter_async_context(database.read(lane))
+
+    async def test_canceled_openings_leave_nothing_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each would be a thread and descriptors beside the pool."""
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+        await database.migrate()
+        may_open = threading.Event()
+        connect = sqlite3.connect
+
+        def connect_late(*arguments: Any, **options: Any) -> sqlite3.Connection:
+            may_open.wait(PATIENCE_S)
+            connection: sqlite3.Connection = connect(*arguments, **options)
+            return connection
+
+        async with database.read():  # with the pool's only connection
+            monkeypatch.setattr("aiosqlite.core.sqlite3.connect", connect_late)
+            database._deadline_s = 0.05
+            for _ in range(Lane.REQUESTS.value[0]):
+                with pytest.raises(DatabaseUnavailable, match="nothing within"):
+                    await used(database, Lane.REQUESTS)
+            opened = threading.active_count()
+            database._deadline_s = PATIENCE_S
+            again = [asyncio.create_task(used(database, Lane.REQUESTS)) for _ in range(30)]
+            await asyncio.sleep(0.2)
+            assert threading.active_count() == opened, "they wait before the pool"
+            may_open.set()
+            await asyncio.gather(*again)
+        await used(database, Lane.REQUESTS)
+        await database.close()
+        assert not database._abandoned
+
+    async def test_lane_whose_connections_do_not_open_is_an_outage(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+        await database.migrate()
+        may_open = threading.Event()
+        connect = sqlite3.connect
+        monkeypatch.setattr(
+            "aiosqlite.core.sqlite3.connect",
+            lambda *given, **options: may_open.wait(PATIENCE_S) and connect(*given, **options),
+        )
+        async with database.read():
+            database._deadline_s = 0.05
+            for _ in range(Lane.REPORTS.value[0]):
+                with pytest.raises(DatabaseUnavailable, match="nothing within"):
+                    await used(database, Lane.REPORTS)
+            with pytest.raises(DatabaseUnavailable, match="opens no connection"):
+                await used(database, Lane.REPORTS)
+            may_open.set()
+        database._deadline_s = PATIENCE_S
+        await database.close()
+
+
+async def used(database: Database, lane: Lane) -> None:
+    async with database.read(lane) as connection:
+        await connection.execute(text("SELECT value FROM revision"))
+
+
+@pytest.mark.parametrize("kind", ["fetch", "read"])
+async def test_busy_event_loop_is_no_outage(tmp_path: Path, kind: str) -> None:
+    """Each turn of the loop takes as long as the work of all connections that are ready."""
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=0.3)
+    await database.migrate()
+    loop, turn_s, busy = asyncio.get_running_loop(), 0.2 if kind == "fetch" else 0.04, True
+
+    def work() -> None:
+        until = time.monotonic() + turn_s
+        while time.monotonic() < until:
+            pass
+        if busy:
+            loop.call_soon(work)
+
+    work()
+    began = loop.time()
+    try:
+        if kind == "read":
+            await used(database, Lane.REQUESTS)
+        else:
+            await database.fetch(select(revision.c.value))
+    finally:
+        busy = False
+    assert loop.time() - began > 0.3, "longer than the deadline"
+    await database.close()

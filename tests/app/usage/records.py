@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, make_url, select
+from sqlalchemy import Select, func, make_url, select
 
-from app.database import AsyncConnection, Database, DatabaseUnavailable
+from app.database import AsyncConnection, Database, DatabaseUnavailable, Lane
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
@@ -62,19 +62,25 @@ class Faulty(Database):
     # How many commits will be done and then not heard of.
     unheard = 0
 
+    async def fetch(self, query: Select[Any]) -> Sequence[Any]:
+        self.reads += self.dialect == "sqlite" or self.down  # else it is a read
+        if self.down:
+            raise DatabaseUnavailable("the database does not answer: it is down")
+        return await super().fetch(query)
+
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
+    async def read(self, lane: Lane = Lane.PAGES) -> AsyncIterator[AsyncConnection]:
         self.reads += 1
         if self.down:
             raise DatabaseUnavailable("the database does not answer: it is down")
-        async with super().read() as connection:
+        async with super().read(lane) as connection:
             yield connection
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
+    async def write(self, lane: Lane = Lane.PAGES) -> AsyncIterator[AsyncConnection]:
         if self.down:
             raise DatabaseUnavailable("the database does not answer: it is down")
-        async with super().write() as connection:
+        async with super().write(lane) as connection:
             yield connection
         if self.unheard:
             self.unheard -= 1

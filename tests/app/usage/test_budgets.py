@@ -411,7 +411,7 @@ class TestOwners:
             assert database.reads == 1
             clock.now += STALE_S
             assert await gateway.lets("key-1", 100, None, 1, research(5))
-            assert database.reads == 2  # of both at once
+            assert database.reads == 3  # of both
 
     async def test_owners_near_the_end_of_a_budget_are_counted(
         self, database: Faulty, clock: Clock

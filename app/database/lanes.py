@@ -1,0 +1,49 @@
+"""Connections of the database by what they are for, so that pages never delay requests.
+
+Each kind of work has connections of its own and waits for one of them before the pool, which has
+room for all. So a wait is in this gateway's own queue: it can be given up at any time, and says
+nothing of the database.
+"""
+
+import asyncio
+from enum import Enum
+
+from app.database.errors import DatabaseBusy
+from app.deadline import deadline
+
+
+class Lane(Enum):
+    """A kind of work: the number of its connections, and the longest wait for one in seconds."""
+
+    # Keys, budgets, the ledger, stored responses: what requests of clients wait for.
+    REQUESTS = (6, 2.0)
+    # Pages of the console, /admin and commands.
+    PAGES = (2, 2.0)
+    # Sums over many days.
+    REPORTS = (2, 1.0)
+
+
+CONNECTIONS = sum(lane.value[0] for lane in Lane)
+
+
+class LaneSlots:
+    """The free connections of one lane."""
+
+    def __init__(self, lane: Lane) -> None:
+        connections, self._wait_s = lane.value
+        self._free = asyncio.Semaphore(connections)
+
+    async def acquire(self) -> None:
+        """Take a connection. Raises DatabaseBusy."""
+        if not self._free.locked():
+            await self._free.acquire()
+            return
+        try:
+            async with deadline(asyncio.get_running_loop().time() + self._wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise DatabaseBusy("too many requests wait for the database") from None
+
+    def release(self) -> None:
+        """Give a connection back."""
+        self._free.release()

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from app.admission import Admission
 from app.api.error_responses import JsonObject, error_responses, reference
+from app.api.kept_page import KeptPage
 from app.auth import presented_key
 from app.errors import InvalidApiKey, TooManyConnections
 from app.fleet import EnginesPage
@@ -68,6 +69,7 @@ def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) ->
             metrics.auth_failures.add((error.reason,))
             raise
 
+    page = KeptPage(metrics.exposition)
     router = APIRouter(
         tags=["operations"],
         dependencies=[Depends(require_key)],
@@ -78,8 +80,7 @@ def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) ->
     @router.get("/metrics")
     async def exposition() -> Response:
         """Prometheus series of this process."""
-        body, content_type = metrics.exposition()
-        return Response(body, headers={"content-type": content_type})
+        return Response(page.read(), headers={"content-type": TEXT_FORMAT})
 
     @router.get("/metrics/engines")
     async def engines_page() -> Response:

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 from prometheus_client import ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.telemetry.metrics.buckets import (
     DURATION_BUCKETS,
@@ -494,6 +493,6 @@ class Metrics:
         """Export the number of lost log lines, counted in another thread."""
         self.registry.before_scrape(lambda: self.log_lines_lost.values.update({(): lost()}))
 
-    def exposition(self) -> tuple[bytes, str]:
-        """Return body and content type of GET /metrics."""
-        return self.registry.page(), CONTENT_TYPE_PLAIN_0_0_4
+    def exposition(self) -> bytes:
+        """Return the page of GET /metrics, in Prometheus's text format 0.0.4."""
+        return self.registry.page()

@@ -56,7 +56,7 @@ def test_figures_are_read_at_each_scrape() -> None:
     metrics.watch_figures(lambda: engines)
     engines.append(figures(restarts=7))
     assert metrics.registry.get_sample_value("gateway_engine_restarts_total", LABELS) == 7
-    assert b"gateway_engine_restarts_total" in metrics.exposition()[0]
+    assert b"gateway_engine_restarts_total" in metrics.exposition()
 
 
 def test_current_state_is_1_and_the_others_are_0() -> None:

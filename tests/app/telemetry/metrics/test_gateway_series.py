@@ -55,7 +55,7 @@ def test_documented_series_equal_the_declared_ones() -> None:
 
 
 def test_page_has_every_documented_series() -> None:
-    page = Metrics().exposition()[0].decode()
+    page = Metrics().exposition().decode()
     names = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in text_string_to_metric_families(page)

@@ -125,7 +125,7 @@ EXPOSED_HEADERS = (
 )
 # The name of the secret that salts of the prefix cache are made from.
 SALT_SECRET = "cache_salt"  # noqa: S105 - a name
-# The name of the secret that seals sessions of the console.
+# The name of the secret that seals sessions of the console and signs reports of load.
 SESSION_SECRET = "console_session"  # noqa: S105 - a name
 
 
@@ -149,7 +149,14 @@ def create_app(
     observers = _observers(settings, tracer, output or DirectOutput())
     stores = _stores(settings)
     callers = _callers(settings, stores, observers)
-    engines = _engines(InForce(settings), Builder(settings, launcher), find_source, observers)
+    engines = _engines(
+        InForce(settings),
+        Builder(settings, launcher),
+        find_source,
+        observers,
+        # A signature names its purpose, so one secret serves both.
+        lambda: stores.session_secret.value,
+    )
     services = _services(settings, stores, callers, engines, observers)
     application = _application(
         source or (lambda: settings), stores, callers, engines, services, observers
@@ -273,8 +280,13 @@ class _Engines:
 
 
 def _engines(
-    in_force: InForce, builder: Builder, find_source: FindSource, observers: _Observers
+    in_force: InForce,
+    builder: Builder,
+    find_source: FindSource,
+    observers: _Observers,
+    report_secret: Callable[[], bytes],
 ) -> _Engines:
+    """Build the engines; `report_secret` returns what reports of load are signed with."""
     settings, metrics = in_force.settings, observers.metrics
     run_dir = settings.server.run_dir.absolute()
     left_running = running_engines(run_dir)
@@ -308,7 +320,7 @@ def _engines(
         catalogue=catalogue,
         admission=admission,
         load_sharing=load_sharing_on(
-            settings.state, catalogue, metrics, lambda: admission.draining
+            settings.state, catalogue, metrics, lambda: admission.draining, report_secret
         ),
         loader=loader,
         fleet=fleet,

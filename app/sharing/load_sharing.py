@@ -24,7 +24,16 @@ from app.redis import RedisUnavailable
 from app.routing import Catalogue
 from app.settings import StateSettings
 from app.sharing.gateways import SILENCE_S, Gateways, TooManyGateways
-from app.sharing.report import InvalidReport, Report, State, decode, encode
+from app.sharing.report import (
+    ForgedReport,
+    InvalidReport,
+    Report,
+    State,
+    decode,
+    encode,
+    sign,
+    verify,
+)
 from app.sharing.shared_engines import SharedEngines
 from app.telemetry.metrics import Metrics
 
@@ -39,8 +48,8 @@ REPORT_S = 0.1
 ALIVE_S = 0.5
 # As long as the limits wait until they try Redis again.
 RETRY_S = 1.0
-# Above what MAX_GATEWAYS gateways send at most. Beyond it messages wait in Redis, which drops
-# a subscriber that is too slow.
+# Above what MAX_GATEWAYS gateways send at most. Beyond it the subscription is made anew: messages
+# that wait in Redis would be read for minutes as if they were new.
 MAX_MESSAGES_PER_S = 1024
 # Likewise for the time that they take: a report of 8 engines takes 20 µs, one of 1024 takes 2 ms.
 MAX_BUSY_S_PER_S = 0.25
@@ -49,6 +58,8 @@ MAX_SENT = 256
 # Shortest time between two new IDs of this gateway. One is enough after the copy of a machine;
 # sooner, its ID is used on purpose.
 RENAME_S = 60.0
+# Shortest time between two log lines of forged reports, and of floods.
+LOG_S = 60.0
 CONSEQUENCE = "load is not shared with other gateways until it is available"
 
 
@@ -64,13 +75,18 @@ class LoadSharing:
         catalogue: Catalogue,
         metrics: Metrics,
         draining: Callable[[], bool],
+        secret: Callable[[], bytes],
     ) -> None:
-        """`subscription` reads the channel on which `connection` publishes."""
+        """`subscription` reads the channel on which `connection` publishes.
+
+        `secret` returns what all gateways of the database sign their reports with.
+        """
         self._subscription = subscription
         self._connection = connection
         self._channel = channel
         self._metrics = metrics
         self._draining = draining
+        self._secret = secret
         self._engines = SharedEngines(catalogue)
         self._gateways = Gateways(_new_id())
         self._sequence = 0
@@ -79,6 +95,7 @@ class LoadSharing:
         self._reported_at = -inf
         self._available: bool | None = None  # None: not known yet
         self._renamed_at = -inf
+        self._logged_at: dict[str, float] = {}  # the latest warning, by its text
         metrics.watch_load_sharing(
             lambda: len(self._gateways), self._engines.elsewhere, lambda: self.available
         )
@@ -158,7 +175,8 @@ class LoadSharing:
 
     async def _publish(self, state: State, engines: dict[str, int]) -> None:
         self._sequence += 1
-        message = encode(Report(1, self.id, state, self._sequence, engines))
+        report = encode(Report(1, self.id, state, self._sequence, engines))
+        message = sign(report, self._secret())
         self._sent.append(hash(message))
         await self._connection.publish(self._channel, message)
 
@@ -184,15 +202,20 @@ class LoadSharing:
                 second, messages, busy_s = now, 0, 0.0
             messages += 1
             busy_s += perf_counter() - began
-            flooded = messages >= MAX_MESSAGES_PER_S or busy_s >= MAX_BUSY_S_PER_S
+            if messages >= MAX_MESSAGES_PER_S or busy_s >= MAX_BUSY_S_PER_S:
+                self._warn(
+                    now, "load reports flood %s; those that wait are dropped", self._connection
+                )
+                await self._subscription.close()
+                await asyncio.sleep(1)
             # Messages that are here already would be read without a turn of the event loop.
-            await asyncio.sleep(1 if flooded else 0)
+            await asyncio.sleep(0)
 
     def receive(self, message: bytes, now: float) -> None:
         """Apply a message of the channel; `now` is in the event loop's time."""
         outcomes = self._metrics.load_reports
         try:
-            report = decode(message)
+            report = decode(verify(message, self._secret()))
             if report.gateway == self.id:
                 self._receive_own(message, now)
                 return
@@ -201,12 +224,22 @@ class LoadSharing:
         except (InvalidReport, TooManyGateways) as error:
             outcomes.add(("invalid",))
             log.debug("a load report is ignored: %s", error)
+            if isinstance(error, ForgedReport):
+                advice = "gateways that share engines share a database"
+                text = "load reports ignored on %s: %s; %s"
+                self._warn(now, text, self._connection, error, advice)
             return
         outcomes.add(("received",))
         outcomes.add(("lost",), self._gateways.lost - lost)
         if len(self._gateways) > known:
             self._reported = None  # a new gateway gets a report at once
         self._engines.apply_loads(self._gateways)
+
+    def _warn(self, now: float, message: str, *values: object) -> None:
+        """Log a warning, each message once per LOG_S."""
+        if now - self._logged_at.get(message, -inf) >= LOG_S:
+            self._logged_at[message] = now
+            log.warning(message, *values)
 
     def _receive_own(self, message: bytes, now: float) -> None:
         if hash(message) in self._sent:
@@ -233,7 +266,11 @@ class LoadSharing:
 
 
 def load_sharing_on(
-    state: StateSettings, catalogue: Catalogue, metrics: Metrics, draining: Callable[[], bool]
+    state: StateSettings,
+    catalogue: Catalogue,
+    metrics: Metrics,
+    draining: Callable[[], bool],
+    secret: Callable[[], bytes],
 ) -> LoadSharing | None:
     """Return the load sharing that the settings ask for; None without Redis."""
     if state.redis_url is None:
@@ -251,6 +288,7 @@ def load_sharing_on(
         catalogue=catalogue,
         metrics=metrics,
         draining=draining,
+        secret=secret,
     )
 
 

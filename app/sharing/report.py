@@ -3,17 +3,24 @@
 A report is the whole state of one gateway, so a lost one does no harm. It is JSON, which an
 operator can read with `redis-cli subscribe`:
 
-    [1,"4f1d0c…","serving",57,{"9be0a3…":3,"c21f88…":0}]
+    [1,"4f1d0c…","serving",57,{"9be0a3…":3,"c21f88…":0}] 5c0e17…
 
-The keys are digests: of fixed length, and without the addresses of engines.
+Behind it stands its signature, by a secret of the database that the gateways share: to forge a
+report takes more than Redis. The keys are digests: of fixed length, and without the addresses of
+engines.
 """
 
+import hmac
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+_SIGNATURE_BYTES = 16
+# What the secret is used for is part of what is signed.
+_PURPOSE = b"load report"
 
 # Bounds of what is accepted; a report within them is shorter than MAX_BYTES.
 MAX_BYTES = 65536
@@ -31,6 +38,10 @@ class State(StrEnum):
 
 class InvalidReport(Exception):
     """The message is not a report of this version within the bounds."""
+
+
+class ForgedReport(InvalidReport):
+    """The message is not signed with the secret of this gateway's database."""
 
 
 _Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
@@ -72,3 +83,23 @@ def decode(message: bytes) -> Report:
         return _decoder.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidReport("not a report of version 1") from None
+
+
+def sign(message: bytes, secret: bytes) -> bytes:
+    """Return the message with its signature."""
+    return message + b" " + _signature(message, secret)
+
+
+def verify(signed: bytes, secret: bytes) -> bytes:
+    """Return the message without its signature. Raises InvalidReport."""
+    if len(signed) > MAX_BYTES:
+        raise InvalidReport(f"longer than {MAX_BYTES} bytes")
+    message, _, signature = signed.rpartition(b" ")
+    if not hmac.compare_digest(signature, _signature(message, secret)):
+        raise ForgedReport("not signed by a gateway of this database")
+    return message
+
+
+def _signature(message: bytes, secret: bytes) -> bytes:
+    made = blake2b(message, key=secret, digest_size=_SIGNATURE_BYTES, person=_PURPOSE)
+    return made.hexdigest().encode()

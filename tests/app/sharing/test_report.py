@@ -11,12 +11,15 @@ from app.sharing.report import (
     MAX_BYTES,
     MAX_ENGINES,
     MAX_IN_FLIGHT,
+    ForgedReport,
     InvalidReport,
     Report,
     State,
     decode,
     encode,
     engine_key,
+    sign,
+    verify,
 )
 
 ID = "0123456789abcdef"
@@ -114,3 +117,14 @@ def test_keys_of_engines_are_equal_only_for_one_engine_and_model() -> None:
     assert len(keys) == 4
     assert engine_key("http://a:1", "x") in keys
     assert engine_key("http://a:1", "lone \ud800 surrogate")
+
+
+def test_signed_report_is_verified_by_the_same_secret_only() -> None:
+    message = encode(Report(1, ID, State.SERVING, 1, {}))
+    assert verify(sign(message, b"a"), b"a") == message
+    changed = sign(message, b"a").replace(b"serving", b"left")
+    for forged in (message, b"", b" ", sign(message, b"b"), changed):
+        with pytest.raises(ForgedReport):
+            verify(forged, b"a")
+    with pytest.raises(InvalidReport, match="longer"):
+        verify(sign(message + b" " * MAX_BYTES, b"a"), b"a")

@@ -82,6 +82,9 @@ class _Message(msgspec.Struct):
 
 
 _kind = msgspec.json.Decoder(_Kind)
+# Bytes of a member that are parsed at once.
+MAX_PARSED = 256 * 1024
+_SEVERAL = re.compile(rb'\[[ \t\r\n]*+["\[]')
 _messages = msgspec.json.Decoder(list[_Message])
 
 
@@ -181,6 +184,8 @@ def _is_whole(value: bytes) -> bool:
 
 
 def _is_text(value: bytes) -> bool:
+    if len(value) > MAX_PARSED:
+        return False
     try:
         return _kind.decode(value).type == "text"
     except msgspec.DecodeError:
@@ -242,14 +247,15 @@ def _is_greedy(temperature: bytes, facts: EngineFacts) -> bool:
 
 def _is_several_prompts(prompt: bytes) -> bool:
     """Return whether a completion's prompt is a list of prompts, not a text or a list of IDs."""
-    inner = prompt[1:].lstrip(b" \t\r\n")
-    return prompt[:1] == b"[" and inner[:1] in (b'"', b"[")
+    return _SEVERAL.match(prompt) is not None
 
 
 def _has_media(messages: bytes) -> bool:
-    """Return whether the messages of a chat have other content than text."""
+    """Return whether the messages of a chat have other content than text, as far as is known."""
     if messages.find(b'"type"') < 0:
         return False
+    if len(messages) > MAX_PARSED:
+        return True
     try:
         found = _messages.decode(messages)
     except msgspec.DecodeError:

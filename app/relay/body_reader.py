@@ -8,7 +8,7 @@ import asyncio
 from io import BytesIO
 
 from app.asgi import BUFFERED_BYTES, ClientExchange
-from app.errors import RequestTooLarge
+from app.errors import Dialect, RequestTooLarge
 from app.relay.request_context import RequestContext
 from app.request_body import SLICE_BYTES, BodyScan, HeldBody, ParsedBody
 
@@ -62,7 +62,7 @@ async def read_and_scan(
     that instead of the response.
     """
     exchange = request.exchange
-    scan = BodyScan(exchange.header(b"content-type"))
+    scan = _new_scan(exchange)
     # Grows in place and becomes bytes without a copy.
     whole = BytesIO()
     while piece := await exchange.read_body():
@@ -80,9 +80,14 @@ async def scan_body(
 ) -> ParsedBody:
     """Return a body that has arrived, scanned. Raises what `read_and_scan` raises."""
     held.take(len(raw))
-    scan = BodyScan(exchange.header(b"content-type"))
+    scan = _new_scan(exchange)
     await turns.scan(scan, raw)
     return scan.finish(raw)
+
+
+def _new_scan(exchange: ClientExchange) -> BodyScan:
+    anthropic = exchange.dialect is Dialect.ANTHROPIC
+    return BodyScan(exchange.header(b"content-type"), anthropic=anthropic)
 
 
 def _too_large(limit: int) -> RequestTooLarge:

@@ -1,8 +1,8 @@
 """Handles one authenticated request: its body, its limits, its budget, then a model.
 
-A body of up to 64 KiB that is quick to parse is read first, so that the limiter decides once on
+A body of up to 16 KiB that is quick to parse is read first, so that the limiter decides once on
 request, slot and tokens: it may have to ask Redis. Any other request is charged, with its slot,
-before its body is read or scanned.
+before its body is parsed.
 """
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -64,8 +64,8 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
             return
         request.timeline.note_authenticated()
         with ExitStack() as held:
-            plan, precharged = await _plan_large(services, request, raw, held)
-            await _serve(services, request, plan, precharged=precharged)
+            plan = await _plan_large(services, request, raw, held)
+            await _serve(services, request, plan, precharged=True)
     finally:
         in_flight.discard(key_id, request)
 
@@ -166,11 +166,11 @@ async def _reserve_budget(
     cost, principal = plan.cost, request.principal
     elastic = plan.elastic_tokens(request.endpoint.label)
     budget = await services.budgets.reserve(
-        principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic,
+        principal.id, principal.daily_tokens, principal.monthly_tokens, cost.most_tokens, elastic,
         principal.owner,
     )  # fmt: skip
     if elastic is not None:
-        request.output_bound = (budget.tokens - cost.prompt) // cost.answers
+        request.output_bound = (budget.tokens - cost.most_prompt) // cost.answers
     return budget
 
 
@@ -191,21 +191,14 @@ async def _plan_large(
     request: RequestContext,
     raw: bytes | None,
     held: ExitStack,
-) -> tuple[BodyPlan, bool]:
-    """Read the body and plan the request; return whether request and slot are charged.
+) -> BodyPlan:
+    """Charge the request and its slot, read the body, and plan the request.
 
     `raw` is the body, if it has arrived. What is taken on the way is pushed on `held`. Raises
     GatewayError.
     """
     exchange, limit = request.exchange, services.bounds.body_bytes
     memory = services.body_memory.open(request.principal.id, exchange.peer)
-    if raw is not None and len(raw) <= limit and is_quick(raw):
-        try:
-            held.enter_context(memory).take(len(raw))
-        except GatewayError:
-            with await _count_request(services, request):
-                raise
-        return await _plan_quick(services, request, raw), False
     held.enter_context(await _count_request(services, request))
     held.enter_context(memory)
     if raw is None:
@@ -214,8 +207,12 @@ async def _plan_large(
     else:
         request.bytes_in = len(raw)
         check_size(raw, limit)
-        body = await scan_body(exchange, raw, memory, services.scan_turns)
-    return _plan_for_model(services, request, body), True
+        if is_quick(raw):
+            memory.take(len(raw))
+            body = parse(exchange.header(b"content-type"), raw)
+        else:
+            body = await scan_body(exchange, raw, memory, services.scan_turns)
+    return _plan_for_model(services, request, body)
 
 
 def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:

@@ -28,6 +28,7 @@ from app.request_body.media_rules import (
     check_sources,
     may_name_media,
 )
+from app.request_body.source_urls import SourceUrls
 
 # A body within these bounds is parsed in a few milliseconds whatever it contains; any other is
 # scanned in slices, returning to the event loop in between.
@@ -53,7 +54,10 @@ SHORT_NAMES = frozenset(
     {
         "model", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens",
         "max_output_tokens", "cache_salt", "encoding_format", "store", "background",
-        "previous_response_id",
+        "previous_response_id", "echo", "frequency_penalty", "include_reasoning",
+        "include_stop_str_in_output", "logprobs", "min_tokens", "presence_penalty",
+        "prompt_logprobs", "return_token_ids", "seed", "temperature", "thinking_token_budget",
+        "top_logprobs", "truncate_prompt_tokens", "use_beam_search",
     }
 )  # fmt: skip
 MAX_SHORT = 8 * 1024
@@ -66,7 +70,6 @@ _LIST_OF_INPUTS = re.compile(rb'\[\s*["\[{]')
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 _text = msgspec.json.Decoder(str)
-NO_MESSAGES = msgspec.Raw(b"[]")
 _BLANK = ord(" ")
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
@@ -83,7 +86,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     odd_names: Collection[str] = ()
     # Number of elements of each array among the members, where a scan has counted them.
     counted: Mapping[str, int] | None = None
-    # Offsets where names of addresses may end (`media_rules.py`); None: not searched yet.
+    # Offsets where names of addresses may end (`media_rules.py`), of Anthropic's
+    # messages only those of images (`source_urls.py`); None: not searched yet.
     name_ends: Sequence[int] | None = None
     # Offsets of the members' values, after a scan.
     spans: Spans | None = None
@@ -225,10 +229,13 @@ def _cached_names(*names: str) -> MemberNames:
 class BodyScan:
     """Scans a body in slices of SLICE_BYTES, each within a few milliseconds."""
 
-    def __init__(self, content_type: bytes) -> None:
-        """Raises BadRequest for a form without a usable boundary."""
+    def __init__(self, content_type: bytes, *, anthropic: bool = False) -> None:
+        """Raises BadRequest for a form without a usable boundary.
+
+        `anthropic`: the messages are in Anthropic's format.
+        """
         self._scanner: JsonScanner | FormScanner
-        self._names = NameEnds()
+        self._names = SourceUrls() if anthropic else NameEnds()
         if is_form(content_type):
             try:
                 self._scanner = FormScanner(boundary_of(content_type), FORM_BOUNDS)
@@ -287,21 +294,21 @@ def check_media(
     if ends is None:
         if not may_name_media(raw):
             return
-        names = NameEnds()
+        names = SourceUrls() if anthropic else NameEnds()
         names.feed(raw)
         ends = names.found
     if not ends:
         return
+    if anthropic:
+        check_sources(raw, ends, domains)
+        return
     try:
-        check_addresses(raw, ends, domains, spans or {}, uuids=uuids or anthropic)
+        check_addresses(raw, ends, domains, spans or {}, uuids=uuids)
     except MediaNotAllowed:
-        # Rare, so the offsets of the members are found only now.
-        if anthropic:
-            check_sources(body.members.get("messages", NO_MESSAGES), domains)
-        elif spans is None:
-            check_addresses(raw, ends, domains, _scanned(raw).spans or {}, uuids=uuids)
-        else:
+        if spans is not None:
             raise
+        # Rare, so the offsets of the members are found only now.
+        check_addresses(raw, ends, domains, _scanned(raw).spans or {}, uuids=uuids)
 
 
 def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:

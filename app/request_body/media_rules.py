@@ -44,14 +44,21 @@ MAX_NAMES = 2048
 # Blanks around a colon are bounded, so that a client cannot make a check expensive.
 MAX_GAP_BYTES = 256
 _COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
-_STRING = re.compile(rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"')
+# The first characters of a string, none of them cut.
+_CHARACTER = (
+    rb'(?:[^"\\\x80-\xff]|[\xc0-\xff][\x80-\xbf]+'
+    rb"|\\u[dD][89abAB].{2}\\u.{4}|\\u.{4}|\\[^u])"
+)
+_SCHEME = re.compile(rb'"%b{5}' % _CHARACTER)
+# More than a scheme, a host and a port have.
+MAX_BEGINNING = 280
+_BEGINNING = re.compile(rb'"%b{0,%d}' % (_CHARACTER, MAX_BEGINNING))
+# More addresses than any request has fetched; each is parsed at once.
+MAX_FETCHED = 256
 # Strict on purpose: URL parsers disagree on anything else.
 _ADDRESS = re.compile(r"(?i:https?)://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[/?#]|\Z)")
-MAX_ADDRESS = 8192
 
 _text = msgspec.json.Decoder(str)
-_array = msgspec.json.Decoder(list[msgspec.Raw])
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Spans = Mapping[str, tuple[int, int]]
 
@@ -96,42 +103,26 @@ def check_addresses(
     """
     harmless = [span for name, span in spans.items() if name in NO_MEDIA]
     starts = {start for start, _ in spans.values()}
+    fetched = _Fetched(domains)
     for end in ends:
         if any(start <= end < stop for start, stop in harmless):
             continue
         colon = _COLON.match(raw, end, end + MAX_GAP_BYTES)
         if colon is None or colon.end() not in starts:
-            _check_value(raw, end, domains, uuids=uuids)
+            _check_value(raw, end, fetched, uuids=uuids)
 
 
-def check_sources(messages: msgspec.Raw, domains: Collection[str]) -> None:
-    """Raise MediaNotAllowed for a URL in Anthropic's messages that may not be fetched.
+def check_sources(raw: bytes, ends: Collection[int], domains: Collection[str]) -> None:
+    """Raise MediaNotAllowed for a URL of an image that may not be fetched.
 
-    An image there has a `source` with a `url`; arguments of tools may have the same name, and no
-    engine fetches them.
+    `ends` are the offsets after the names of URLs in Anthropic's messages (`source_urls.py`).
     """
-    for part in _parts(messages):
-        source = part.get("source")
-        if source is None or memoryview(source)[0] != ord("{"):
-            continue
-        url = _object.decode(source).get("url")
-        if url is not None:
-            _check_address(bytes(memoryview(url)[: MAX_ADDRESS + 1]), 0, domains)
+    fetched = _Fetched(domains)
+    for end in ends:
+        _check_value(raw, end, fetched, uuids=True)
 
 
-def _parts(value: msgspec.Raw) -> Iterator[Mapping[str, msgspec.Raw]]:
-    """Yield each part of the contents of messages, those of tool results included."""
-    if memoryview(value)[0] != ord("["):
-        return
-    for item in _array.decode(value):
-        if memoryview(item)[0] == ord("{"):
-            members = _object.decode(item)
-            yield members
-            if "content" in members:
-                yield from _parts(members["content"])
-
-
-def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool) -> None:
+def _check_value(raw: bytes, end: int, fetched: "_Fetched", *, uuids: bool) -> None:
     """Refuse the value of a name that ends at `end`, if it is not allowed."""
     is_uuid = raw.endswith(_D, end - 3, end - 1)
     if is_uuid and uuids:
@@ -150,22 +141,28 @@ def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool)
             )
         return
     if first in (b'"', b"["):  # an object's own names are found, too
-        _check_address(raw, start, domains)
+        fetched.check(raw, start)
 
 
-def _check_address(raw: bytes, start: int, domains: Collection[str]) -> None:
-    """Refuse the URL at `start`, if it may not be fetched."""
-    if raw[start + 1 : start + 6].lower() == b"data:":
-        return
-    found = _STRING.match(raw, start, start + MAX_ADDRESS)
-    try:
-        address = _text.decode(found[0]) if found else ""
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        address = ""
-    if address[:5].lower() == "data:":
-        return
-    url = _ADDRESS.match(address)
-    host = url[1].lower().rstrip(".") if url else None
-    if host not in domains:
-        what = f"from {host}" if host else "by this address"
-        raise MediaNotAllowed(f"media {what} are not fetched here; send them as data: URLs")
+class _Fetched:
+    """Checks the URLs of one request that an engine would fetch."""
+
+    def __init__(self, domains: Collection[str]) -> None:
+        self._domains = domains
+        self._left = MAX_FETCHED
+
+    def check(self, raw: bytes, start: int) -> None:
+        """Raise MediaNotAllowed for the URL at `start`, unless it is a `data:` URL or allowed."""
+        scheme = _SCHEME.match(raw, start)
+        if scheme is not None and _text.decode(scheme[0] + b'"').lower() == "data:":
+            return
+        self._left -= 1
+        if self._left < 0:
+            raise MediaNotAllowed(f"the body has more than {MAX_FETCHED} addresses to fetch")
+        # Whatever follows the host, hence most of a long address, is left unread.
+        begun = _BEGINNING.match(raw, start)
+        url = begun and _ADDRESS.match(_text.decode(begun[0] + b'"'))
+        host = url[1].lower().rstrip(".") if url else None
+        if host not in self._domains:
+            what = f"from {host}" if host else "by this address"
+            raise MediaNotAllowed(f"media {what} are not fetched here; send them as data: URLs")

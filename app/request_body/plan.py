@@ -53,7 +53,7 @@ class BodyPlan(msgspec.Struct, frozen=True):
         if has_output_limit(label, self.body.members, self.rewrite.changes):
             return None
         cost = self.cost
-        return cost.prompt + cost.answers, cost.prompt + cost.plausible_output
+        return cost.most_prompt + cost.answers, cost.most_prompt + cost.plausible_output
 
 
 def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> BodyPlan:

@@ -1,9 +1,11 @@
 """Estimates the tokens of a request, which are reserved before an engine is called. Pure.
 
 The prompt is estimated from the size of the body; the output is bounded by the request, the
-operator's rules and the model. At the end, real usage replaces the reservation.
+operator's rules and the model. At the end, real usage replaces the reservation. Budgets are hard,
+so they reserve the longest prompt that the body can hold instead of the likely one.
 """
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -37,6 +39,15 @@ INPUTS = (
     "text_1", "text_2", "messages",
 )  # fmt: skip
 
+# Endpoints that run the model once for each document, each time on what these members hold.
+SCORING = frozenset({"/v1/rerank", "/v1/score", "/rerank", "/score"})
+QUERIES = ("query", "queries", "data_1", "text_1")
+DOCUMENTS = ("documents", "items", "data_2", "text_2")
+SHARED = ("instruction", "chat_template", "chat_template_kwargs")
+# Members that may be lists of token IDs, or lists of such lists.
+_IDS = re.compile(rb"\[[ \t\r\n]*+(?:\[[ \t\r\n]*+)?[0-9]")
+ID_MEMBERS = ("prompt", "input")
+
 _NULL = ord("n")
 PREVIOUS = "previous_response_id"
 
@@ -48,6 +59,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
     prompt: int
     output: int
+    # Tokens of the longest prompts that a body of this size can hold.
+    most_prompt: int
     answers: int = 1
     # The most that is believed when an engine reports it.
     plausible_prompt: int = PLAUSIBLE_LENGTH
@@ -56,6 +69,10 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         return self.prompt + self.output
+
+    @property
+    def most_tokens(self) -> int:
+        return self.most_prompt + self.output
 
     def plausible(self, usage: Usage) -> Usage:
         """Return an engine's reported usage, cut to what is plausible."""
@@ -86,7 +103,7 @@ def estimate_cost(
         return _cost_without_output(endpoint, body, longest)
     members, changes = body.members, rewrite.changes
     prompts = _prompts(body) if endpoint == COMPLETIONS else 1
-    prompt = estimate_prompt(size, None if longest is None else longest * prompts)
+    prompt = _likely_prompt(body, size, longest, prompts)
     output = stated = _stated_output(endpoint, fields, body, rewrite)
     if stated < 0:
         output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else default_output
@@ -105,11 +122,20 @@ def estimate_cost(
     if endpoint == RESPONSES:  # built-in tools may run the model several times
         most = TURNS * (longest or PLAUSIBLE_LENGTH)
         if rewrite.value(body, PREVIOUS) not in ABSENT:
-            prompt = longest or PLAUSIBLE_LENGTH  # the earlier turns are not in this body
-        return Cost(prompt, output, 1, most, most)
+            # The earlier turns are not in this body.
+            prompt = longest or PLAUSIBLE_LENGTH
+            return Cost(prompt, output, prompt, 1, most, most)
+        return Cost(prompt, output, _longest_prompt(body, longest), 1, most, most)
     # The request's limit bounds the engine; without one the model's length does.
     bound = stated if 0 < stated < PLAUSIBLE_LENGTH else longest or PLAUSIBLE_LENGTH
-    return Cost(prompt, output * answers, answers, _most(size, longest, prompts), bound * answers)
+    return Cost(
+        prompt,
+        output * answers,
+        _longest_prompt(body, longest, prompts),
+        answers,
+        _most(size, longest, prompts),
+        bound * answers,
+    )
 
 
 def _cost_without_output(endpoint: str, body: ParsedBody, longest: int | None) -> Cost:
@@ -118,10 +144,42 @@ def _cost_without_output(endpoint: str, body: ParsedBody, longest: int | None) -
     if endpoint in AUDIO:
         # The model's length is no bound: vLLM cuts long audio into pieces.
         most = max(size, PLAUSIBLE_LENGTH)
-        return Cost(size // AUDIO_BYTES + 1, 0, 1, most, most)
+        prompt = size // AUDIO_BYTES + 1
+        return Cost(prompt, 0, prompt, 1, most, most)
     inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
-    prompt = estimate_prompt(size, None if longest is None else longest * inputs)
-    return Cost(prompt, 0, 1, _most(size, longest, inputs), 0)
+    extra = _repeated_bytes(body) if endpoint in SCORING else 0
+    prompt = _likely_prompt(body, size + extra, longest, inputs)
+    most = _longest_prompt(body, longest, inputs, extra)
+    return Cost(prompt, 0, most, 1, _most(size + extra, longest, inputs), 0)
+
+
+def _repeated_bytes(body: ParsedBody) -> int:
+    """Return the bytes that vLLM reads again for each document after the first."""
+    members = body.members
+    repeats = max(body.length_of(name) for name in DOCUMENTS) - 1
+    # Several queries are paired with the documents, one query is joined to each.
+    names = [name for name in QUERIES if name in members and body.length_of(name) == 1]
+    return repeats * sum(len(members[name]) for name in (*names, *SHARED) if name in members)
+
+
+def _likely_prompt(body: ParsedBody, size: int, longest: int | None, inputs: int) -> int:
+    """Return the likely tokens of a body's prompts: token IDs have two bytes or more each."""
+    members, most = body.members, None if longest is None else longest * inputs
+    tokens = estimate_prompt(size, most)
+    for name in ID_MEMBERS:
+        if name in members and _IDS.match(members[name]):
+            ids = len(members[name]) // 2
+            tokens = max(tokens, ids if most is None else min(ids, most))
+    return tokens
+
+
+def _longest_prompt(body: ParsedBody, longest: int | None, inputs: int = 1, extra: int = 0) -> int:
+    """Return the most tokens that a body's prompts can have: one for each byte of its values.
+
+    What a chat template adds is less than the syntax of its messages. `extra`: bytes read again.
+    """
+    size = sum(map(len, body.members.values())) + extra
+    return min(size, (longest or PLAUSIBLE_LENGTH) * inputs)
 
 
 def _stated_output(endpoint: str, fields: Sequence[str], body: ParsedBody, rewrite: Rewrite) -> int:

@@ -302,7 +302,7 @@ async def test_usage_returns_only_the_callers_own(gateway: Gateway) -> None:
 
 async def test_a_budget_is_never_exceeded(gateway: Gateway) -> None:
     made = await gateway.client.post(
-        "/admin/keys", json={"name": "small", "daily_tokens": 100}, headers=ROOT
+        "/admin/keys", json={"name": "small", "daily_tokens": 250}, headers=ROOT
     )
     headers = {"authorization": f"Bearer {made.json()['key']}"}
 
@@ -311,7 +311,7 @@ async def test_a_budget_is_never_exceeded(gateway: Gateway) -> None:
         return await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
 
     assert (await take(50)).status_code == 200
-    refused = await take(60)
+    refused = await take(160)
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "insufficient_quota"
     assert int(refused.headers["retry-after"]) >= 1

@@ -1,6 +1,7 @@
 """Media URLs: only those of allowed hosts pass."""
 
 import json
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from app.errors import MediaNotAllowed
 from app.request_body import media_rules
 from app.request_body.body import BodyScan, ParsedBody, check_media, parse
-from app.request_body.media_rules import MAX_GAP_BYTES, MAX_NAMES
+from app.request_body.media_rules import MAX_FETCHED, MAX_GAP_BYTES, MAX_NAMES
 
 JSON = b"application/json"
 ESCAPES = {
@@ -65,7 +66,7 @@ def test_url_is_found_at_every_position(fields: dict[str, Any]) -> None:
         "ftp://good.example/",
         "http://[::1]/",
         "http://good.example:80:80/",
-        "https://good.example" + "/" * 9000,
+        "https://" + "g" * 9000 + ".example/",
         "",
     ],
 )
@@ -80,6 +81,7 @@ def test_ambiguous_url_is_refused(address: str) -> None:
         "https://good.example/a.png",
         "http://GOOD.example:8080?x",
         "HTTPS://good.example.",
+        "https://good.example" + "/中" * 9000,
         "data:image/png;base64,AAAA",
         "DATA:,x",
     ],
@@ -158,7 +160,7 @@ def test_urls_in_schemas_are_not_checked() -> None:
     scan = BodyScan(JSON)
     scan.feed(raw)
     body = scan.finish(raw)
-    with patch.object(media_rules, "_STRING", None):
+    with patch.object(media_rules, "_BEGINNING", None):
         check_media(body, ())
 
 
@@ -172,6 +174,13 @@ def test_url_after_too_many_blanks_is_refused(blanks: str) -> None:
         check_media(parse(JSON, raw), ())
     near = raw.replace(b" " * MAX_GAP_BYTES, b" " * 100)
     check_media(parse(JSON, near), ())
+
+
+def test_more_addresses_than_any_request_has_fetched_are_refused() -> None:
+    few = [{"url": "https://good.example/"}] * MAX_FETCHED
+    check_media(body_of({"input": few}), {"good.example"})
+    with pytest.raises(MediaNotAllowed, match="to fetch"):
+        check_media(body_of({"input": [*few, few[0]]}), {"good.example"})
 
 
 def test_more_names_than_a_request_has_images_are_refused() -> None:
@@ -226,6 +235,28 @@ class TestAnthropicsMessages:
                 self.check(part)
         self.check({"type": "image", "source": {"type": "url", "url": "https://good.example/x"}})
         self.check({"type": "image", "source": {"type": "base64", "data": "AAAA"}})
+
+    @pytest.mark.parametrize("depth", [0, 1, 20])
+    @pytest.mark.parametrize("source", ["source", r"\u0073ource"])
+    @pytest.mark.parametrize("before", ['"x \\" }]"', "[{}, 1.5, null]", '{"content":{"url":1}}'])
+    def test_source_is_found_in_pieces_at_any_depth(
+        self, depth: int, source: str, before: str
+    ) -> None:
+        image = f'[{{"a":{before},"{source}" :\n{{"type":"url","url" : "{INNER}"}},"b":{before}}}]'
+        for _ in range(depth):
+            image = f'[{{"type":"tool_result","content":{image}}}]'
+        good = f'{{"content":[{{"input":{image}}}],"role":"user"}}'
+        for messages, is_refused in ((good, False), (f'{good},{{"content":{image}}}', True)):
+            raw = f'{{"x":{image},"model":"m","messages":[{messages}]}}'.encode()
+            bodies = [parse(JSON, raw)]
+            for size in (1, 7, 64):
+                scan = BodyScan(JSON, anthropic=True)
+                for start in range(0, len(raw), size):
+                    scan.feed(raw[start : start + size])
+                bodies.append(scan.finish(raw))
+            for body in bodies:
+                with pytest.raises(MediaNotAllowed) if is_refused else nullcontext():
+                    check_media(body, (), anthropic=True)
 
     def test_tool_arguments_are_not_checked(self) -> None:
         fetch = {"url": INNER, "source": {"url": INNER}, "uuid": "x"}

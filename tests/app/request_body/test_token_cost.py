@@ -140,6 +140,40 @@ def test_body_size_does_not_reduce_several_outputs() -> None:
     assert padded == 1000 + 16 * 900
 
 
+@pytest.mark.parametrize("endpoint", ["/v1/rerank", "/rerank", "/v1/score", "/score"])
+@pytest.mark.parametrize(
+    ("query", "documents"),
+    [("query", "documents"), ("data_1", "data_2"), ("text_1", "text_2"), ("queries", "items")],
+)
+def test_query_costs_as_often_as_there_are_documents(
+    endpoint: str, query: str, documents: str
+) -> None:
+    """vLLM runs the model on the query and one document at a time."""
+    raw = msgspec.json.encode({"model": "demo", query: "q" * 4000, documents: ["d"] * 100})
+    cost = estimate_cost(endpoint, parse(b"", raw), Rewrite(), None, UNSTATED)
+    assert cost.prompt >= 100 * 1000
+    assert 100 * 4000 <= cost.most_prompt < 101 * 4000
+    assert estimate_cost(endpoint, parse(b"", raw), Rewrite(), 512, UNSTATED).prompt == 100 * 512
+
+
+@pytest.mark.parametrize("ids", [[1] * 5000, [[1] * 2500, [7] * 2500], [12] * 5000])
+@pytest.mark.parametrize(
+    ("endpoint", "name"), [(COMPLETIONS, "prompt"), ("/v1/embeddings", "input")]
+)
+def test_token_ids_are_not_counted_as_text(endpoint: str, name: str, ids: object) -> None:
+    body = parse(b"", msgspec.json.encode({"model": "demo", name: ids}))
+    assert estimate_cost(endpoint, body, Rewrite(), None, UNSTATED).prompt >= 5000
+
+
+@given(st.text(max_size=50), st.sampled_from(["messages", "prompt", "input"]))
+def test_budget_reserves_a_token_for_each_byte(text: str, name: str) -> None:
+    endpoint = {"messages": CHAT, "prompt": COMPLETIONS, "input": "/v1/embeddings"}[name]
+    body = parse(b"", msgspec.json.encode({"model": "demo", name: text}))
+    cost = estimate_cost(endpoint, body, Rewrite(), None, UNSTATED)
+    assert cost.most_prompt >= len(text.encode())
+    assert estimate_cost(endpoint, body, Rewrite(), 7, UNSTATED).most_prompt == 7
+
+
 def test_continued_response_reserves_a_full_prompt() -> None:
     body = {"previous_response_id": "resp_1", "max_output_tokens": 9}
     assert reserved("/v1/responses", body, longest=1000) == 1000 + 9

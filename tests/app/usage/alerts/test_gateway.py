@@ -32,22 +32,22 @@ async def test_a_teams_budget_alerts_once_over_a_failing_receiver_and_a_restart(
             given = {"webhook_url": receiver.url, "webhook_secret": SECRET, **alerts}
             return settings_for(model, run_dir=tmp_path, alerts=given)
 
-        async with running(settings(budget_shares=[0.05])) as gateway:
+        async with running(settings(budget_shares=[0.03])) as gateway:
             put = await gateway.client.put(
-                "/admin/owners/research", json={"daily_tokens": 60}, headers=ROOT
+                "/admin/owners/research", json={"daily_tokens": 90}, headers=ROOT
             )
             assert put.status_code == 201
             key = await make_key(gateway, "alice", owner="research")
             assert await chat(gateway, key, 5) == 200
             await receiver.until(1)
             assert await gateway.metric("gateway_alerts_total", outcome="delivered") == 0
-        async with running(settings(budget_shares=[0.05])) as gateway:
+        async with running(settings(budget_shares=[0.03])) as gateway:
             assert await chat(gateway, key, 5) == 200
             await receiver.until(2)  # five seconds after the first attempt, by this gateway
-            assert await chat(gateway, key, 40) == 429
+            assert await chat(gateway, key, 70) == 429
             await receiver.until(3)
         assert receiver.messages == [
-            ("research", 0.05), ("research", 0.05), ("research", "refused"),
+            ("research", 0.03), ("research", 0.03), ("research", "refused"),
         ]  # fmt: skip
         assert receiver.seen[0].id == receiver.seen[1].id
         assert receiver.seen[0].body == receiver.seen[1].body

@@ -1,0 +1,142 @@
+"""The longest stop of the event loop by one large body, at every JSON endpoint.
+
+A stop is the CPU time of one turn of the gateway's loop, so other programs do not count.
+"""
+
+import asyncio
+import http.client
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import uvloop
+
+from app.api.data_plane import ENDPOINTS
+from tests.app.relay.body_shapes import ADDRESSES, Shape, search
+from tests.fakes.vllm import Fake
+from tests.gateway import KEY, serving_demo
+
+MIB = 1024 * 1024
+PATHS = sorted(path for path in ENDPOINTS if "audio" not in path)
+NO_LIMITS = {"default": {"requests_per_minute": None, "tokens_per_minute": None}}
+LARGEST = 31 * MIB
+SEED, TRIES = 1, 100
+
+
+class Stops:
+    """The longest turn of a gateway's loop, which never sleeps, and the gateway's port."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.port = 0
+        self.loop = uvloop.new_event_loop()
+        self.done = asyncio.Event()
+
+    def count(self, before_s: float) -> None:
+        """Count the turn since a time of this thread, and the next one."""
+        now_s = time.thread_time()
+        self.longest_s = max(self.longest_s, now_s - before_s)
+        self.loop.call_soon(self.count, time.thread_time())
+
+    def send(self, path: str, body: bytes) -> tuple[int, float]:
+        """Send a body; return the status, and the longest stop meanwhile in milliseconds."""
+        self.longest_s = 0.0
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.request("POST", path, body, {"authorization": f"Bearer {KEY}"})
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        return response.status, self.longest_s * 1e3
+
+
+@contextmanager
+def measured(run_dir: Path, url: str) -> Iterator[Stops]:
+    """Run a gateway in a thread and loop of its own, whose turns are measured."""
+    ready, stops = threading.Event(), Stops()
+    model = {"media": {"domains": ["good.example"]}}
+
+    async def serve() -> None:
+        async with serving_demo(run_dir, url, model=model, limits=NO_LIMITS) as gateway:
+            stops.port = gateway.port
+            stops.count(time.thread_time())
+            ready.set()
+            await stops.done.wait()
+
+    thread = threading.Thread(target=stops.loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield stops
+    finally:
+        stops.loop.call_soon_threadsafe(stops.done.set)
+        thread.join(60)
+
+
+# The worst that searches have found, before and after mends.
+NESTED = Shape(
+    "", layer="tool_result", depth=29, unit=b"\\n", address=ADDRESSES[6], addresses=1
+)  # 3.9 s: each level was parsed
+WORST = (
+    NESTED,
+    msgspec.structs.replace(NESTED, unit=b"\\u0041"),
+    Shape("", unit=rb"\ud83d\ude00", address=ADDRESSES[2], addresses=1020, tail=rb"\""),
+    Shape("", place="query", address=ADDRESSES[4], addresses=1020, tail=rb"\u0041", stream=True),
+    Shape("", place="return_token_ids", unit=b"\\u0041", stream=True),
+    Shape("", "metadata", "source", 29, unit=b'"",', address=ADDRESSES[4], addresses=1000),
+    Shape("", place="response_format", layer="object", depth=29, unit=b'{"":0},', stream=True),
+)  # fmt: skip
+PLAIN = Shape("/v1/chat/completions")
+
+
+def at(path: str) -> list[Shape]:
+    return [msgspec.structs.replace(shape, path=path) for shape in WORST]
+
+
+async def send_all(fake: Fake, run_dir: Path, shapes: Iterable[Shape], size: int) -> None:
+    """Send bodies, print the longest stops, and compare them with that of plain text."""
+
+    def run() -> None:
+        with measured(run_dir, fake.url) as stops:
+            _, plain_ms = stops.send(PLAIN.path, PLAIN.build(size))
+            print(f"\n{plain_ms:7.1f} ms: plain text of {size // MIB} MiB")
+            for shape in shapes:
+                status, stop_ms = stops.send(shape.path, shape.build(size))
+                print(f"{stop_ms:7.1f} ms: {status}, {shape}")
+                assert stop_ms < 60 + 3 * plain_ms, shape
+
+    await asyncio.to_thread(run)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+async def test_no_large_body_stops_the_loop(fake: Fake, tmp_path: Path, path: str) -> None:
+    await send_all(fake, tmp_path, at(path), 8 * MIB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_body_of_the_largest_size_stops_the_loop(
+    fake: Fake, tmp_path: Path, path: str
+) -> None:
+    await send_all(fake, tmp_path, at(path), LARGEST)
+
+
+@pytest.mark.slow
+async def test_search_finds_no_body_that_stops_the_loop(fake: Fake, tmp_path: Path) -> None:
+    """Prints the worst, which belong into WORST."""
+
+    def run() -> None:
+        with measured(tmp_path, fake.url) as stops:
+
+            def stop_of(shape: Shape) -> float:
+                return stops.send(shape.path, shape.build(2 * MIB))[1]
+
+            for stop_ms, shape in search(stop_of, PATHS, seed=SEED, tries=TRIES):
+                status, large_ms = stops.send(shape.path, shape.build(LARGEST))
+                print(f"{stop_ms:.1f} ms of 2 MiB, {large_ms:.1f} ms of 31: {status}, {shape}")
+                assert stop_ms < 100
+
+    await asyncio.to_thread(run)

@@ -8,7 +8,8 @@
 -- Returns, MessagePack: for each decision {admitted, each slot's busy, each bucket's debt_s}.
 --
 -- A bucket is stored as the time at which it will be full, and expires then. A slot is a member of a
--- sorted set whose score is the end of its lease.
+-- sorted set whose score is the end of its lease. A key with a value that no gateway stores counts as
+-- missing and is replaced: it is a fault of that key alone.
 
 local EPSILON_S = 1e-7
 -- Seconds since 2026 leave a double a resolution of 10 ns; since 1970, too coarse for one token.
@@ -17,15 +18,28 @@ local CLOCK_MS = 86400000
 -- Margin of expiry: an expired bucket must be full.
 local SPARE_MS = 1
 
+-- Above any debt that a request can make.
+local MAX_DEBT_S = 1e9
+
 local number = function(value) return string.format('%.17g', value) end
 
 -- If the server's clock is set back, time continues from where it was, so no key is locked out.
 local time = redis.call('TIME')
 local wall, ahead = tonumber(time[1]) - EPOCH + tonumber(time[2]) / 1e6, 0
-local last = redis.call('GET', KEYS[1])
-if last then
-  local last_wall, last_ahead = string.match(last, '^(%S+) (%S+)$')
-  ahead = tonumber(last_ahead) + math.max(0, tonumber(last_wall) - wall)
+-- Returns 0 for what is no number, or further away than MAX_DEBT_S: also infinite and NaN.
+local bounded = function(value)
+  return value and value >= -MAX_DEBT_S and value <= MAX_DEBT_S and value or 0
+end
+
+local get = function(key)
+  local value = redis.pcall('GET', key)
+  return type(value) == 'string' and value or ''
+end
+
+local last_wall, last_ahead = string.match(get(KEYS[1]), '^(%S+) (%S+)$')
+if last_wall then
+  local back = (tonumber(last_wall) or wall) - wall
+  ahead = bounded(tonumber(last_ahead)) + math.max(0, bounded(back))
 end
 redis.call('SET', KEYS[1], number(wall) .. ' ' .. number(ahead), 'PX', CLOCK_MS)
 local now = wall + ahead
@@ -41,8 +55,18 @@ local next_keys = function(count)
 end
 
 local debt_of = function(key)
-  local full_at = redis.call('GET', key)
-  return full_at and math.max(0, tonumber(full_at) - now) or 0
+  local full_at = tonumber(get(key))
+  return full_at and math.max(0, bounded(full_at - now)) or 0
+end
+
+-- Runs a command on a slot.
+local on_slot = function(command, key, ...)
+  local result = redis.pcall(command, key, ...)
+  if type(result) == 'table' and result.err then
+    redis.call('DEL', key)
+    result = redis.call(command, key, ...)
+  end
+  return result
 end
 
 local owe = function(key, debt)
@@ -60,14 +84,14 @@ end
 
 local hold = function(slots, lease)
   for _, key in ipairs(slots) do
-    redis.call('ZADD', key, number(now + lease_s), lease)
+    on_slot('ZADD', key, number(now + lease_s), lease)
     redis.call('PEXPIRE', key, number(math.ceil(lease_s * 1000) + SPARE_MS))
   end
 end
 
 for _, release in ipairs(releases) do
   local lease, slots, costs = unpack(release)
-  for _, key in ipairs(next_keys(slots)) do redis.call('ZREM', key, lease) end
+  for _, key in ipairs(next_keys(slots)) do on_slot('ZREM', key, lease) end
   for i, key in ipairs(next_keys(#costs)) do
     if costs[i] ~= 0 then owe(key, debt_of(key) + costs[i]) end
   end
@@ -85,7 +109,7 @@ for d, decision in ipairs(decisions) do
   local slots, buckets = next_keys(#limits), next_keys(#costs)
   local busy, debts, admitted = {}, {}, true
   for i, key in ipairs(slots) do
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', number(now))
+    on_slot('ZREMRANGEBYSCORE', key, '-inf', number(now))
     busy[i] = redis.call('ZCARD', key)
     admitted = admitted and busy[i] < limits[i]
   end

@@ -28,7 +28,7 @@ START_US = 40_000_000 * 1_000_000
 # What the script calls redis is wrapped: the test tells the time, and in it nothing expires by
 # Redis's own clock. The script itself is the one of production, to the letter.
 CLOCK = b"""
-local server, redis = redis, {}
+local server, redis = redis, {pcall = redis.pcall}
 redis.call = function(command, key, value, ...)
   if command == 'TIME' then return {ARGV[2], ARGV[3]} end
   if command == 'PEXPIRE' then return 1 end
@@ -276,3 +276,36 @@ def test_every_key_the_script_writes_expires(script: Script, client: redis.Redis
     made = list(client.scan_iter(f"{{{script.prefix}}}*"))
     assert len(made) == 7
     assert all(client.pttl(key) > 0 for key in made)
+
+
+@pytest.mark.parametrize("value", [b"inf", b"-inf", b"nan", b"1e308", b"-1e308", b"abc", b""])
+def test_value_that_no_gateway_stores_is_replaced(
+    script: Script, client: redis.Redis, value: bytes
+) -> None:
+    """The answer is one that limits and headers can be computed from."""
+    terms = terms_of(ask(limits(requests=60)))
+    for bucket in ("clock", *(term.place for term in terms.buckets)):
+        client.set(f"{{{script.prefix}}}:{bucket}", value)
+        reading = script.call(requests=[script.request(terms)])[0]
+        assert reading.admitted == 1
+        assert all(0 <= debt_s < 1000 for debt_s in reading.debts)
+
+
+def test_value_of_another_type_is_a_fault_of_that_key_alone(
+    script: Script, client: redis.Redis
+) -> None:
+    poisoned = terms_of(ask(limits(requests=60, concurrent=2)))
+    buckets, slots = poisoned.buckets, poisoned.slots
+    for place in ("clock", *(one.place for one in buckets), *(one.place for one in slots)):
+        client.delete(f"{{{script.prefix}}}:{place}")
+        client.rpush(f"{{{script.prefix}}}:{place}", "x")
+    first = script.request(poisoned)
+    assert script.call(requests=[first])[0].admitted == 1
+    for term in poisoned.slots:
+        client.delete(f"{{{script.prefix}}}:{term.place}")
+        client.set(f"{{{script.prefix}}}:{term.place}", "x")
+    script.call(renewals=[Renewal(first.lease, poisoned)])
+    for term in poisoned.slots:
+        client.set(f"{{{script.prefix}}}:{term.place}", "x")
+    script.call(releases=[Release(first.lease, poisoned, [0.0])])
+    assert script.passes(poisoned)

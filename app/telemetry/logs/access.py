@@ -23,7 +23,8 @@ from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 FLUSH_S = 0.1
 # Limit of an error text, which may quote a client.
 MAX_FAULT_CHARS = 300
-_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# Not what has the prefix of a key in it; `task-1` has none.
+_CLIENT_ID = re.compile(rb"(?!(.*[._-])?sk-)[A-Za-z0-9._-]{1,128}")
 # IDs must be unique and need not be secret, so no system call is spent on one.
 _random = random.Random()  # noqa: S311
 
@@ -34,11 +35,17 @@ def new_id() -> str:
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the client's x-request-id if it is harmless, else a new ID."""
+    """Return the client's x-request-id if it is harmless, else a new ID.
+
+    It is logged, stored and sent to engines, so the request's own key is none.
+    """
+    found, keys = b"", set()
     for name, value in headers:
-        if name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
-            return value.decode()
-    return new_id()
+        if name == b"x-request-id" and not found and _CLIENT_ID.fullmatch(value):
+            found = value
+        elif name in (b"authorization", b"x-api-key"):
+            keys.add(value.rpartition(b" ")[2])
+    return found.decode() if found and found not in keys else new_id()
 
 
 _encode = msgspec.json.Encoder().encode

@@ -295,3 +295,26 @@ class TestAccessLog:
                 assert kept.lines == fields
         finally:
             logger.setLevel(before)
+
+
+KEYS_AS_IDS = [
+    b"sk-gw-0123456789-secret",
+    b"retry.sk-proj-0123456789",
+    b"1_sk-0123456789",
+    b"a-static-key-0123456789",
+]
+
+
+@pytest.mark.parametrize("sent", KEYS_AS_IDS)
+@pytest.mark.parametrize("auth", [b"authorization", b"x-api-key"])
+def test_key_is_no_request_id(sent: bytes, auth: bytes) -> None:
+    prefix = b"Bearer " if auth == b"authorization" else b""
+    key = (auth, prefix + b"a-static-key-0123456789")
+    for headers in ([key, (b"x-request-id", sent)], [(b"x-request-id", sent), key]):
+        assert request_id(headers) != sent.decode()
+
+
+def test_id_that_only_resembles_a_key_is_kept() -> None:
+    for kept in (b"task-1", b"disk-sk", b"desk-sk.2"):
+        headers = [(b"authorization", b"Bearer a-static-key"), (b"x-request-id", kept)]
+        assert request_id(headers) == kept.decode()

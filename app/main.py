@@ -115,6 +115,7 @@ if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
 # Response headers that a page of another origin may read.
 EXPOSED_HEADERS = (
     "retry-after",
+    "x-gateway-dropped-fields",
     "x-gateway-model",
     "x-request-id",
     *(

@@ -12,7 +12,7 @@ from app.api.data_plane import CANCEL_RESPONSE, ENDPOINTS, RESPONSE_ID, STORED_R
 from app.api.error_responses import (
     BODY,
     CLIENT,
-    MODEL_HEADER,
+    ENGINE_HEADERS,
     ErrorClass,
     JsonObject,
     error_responses,
@@ -105,7 +105,7 @@ def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
     errors = error_responses(*_COMMON, *own, dialect=dialect, relayed=True)
     success = {
         "description": "The engine's answer.",
-        "headers": rate_headers() | MODEL_HEADER,
+        "headers": rate_headers() | ENGINE_HEADERS,
         "content": {kind: _CONTENTS[kind] for kind in shape.responses},
     }
     words = endpoint.label.replace("{id}", "response").strip("/").split("/")

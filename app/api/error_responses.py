@@ -50,7 +50,11 @@ _NAMES = {Dialect.OPENAI: "openai", Dialect.ANTHROPIC: "anthropic"}
 RATE_HEADERS = tuple(name.decode() for names in HEADER_NAMES.values() for name in names)
 REQUEST_ID = "x-request-id"
 MODEL = "x-gateway-model"
-MODEL_HEADER: JsonObject = {MODEL: {"$ref": f"#/components/headers/{MODEL}"}}
+DROPPED_FIELDS = "x-gateway-dropped-fields"
+# Of every response of an engine.
+ENGINE_HEADERS: JsonObject = {
+    name: {"$ref": f"#/components/headers/{name}"} for name in (MODEL, DROPPED_FIELDS)
+}
 
 
 def error_responses(
@@ -72,7 +76,7 @@ def error_responses(
     if relayed:
         found |= {status: _response((), dialect, relayed) for status in ENGINE_STATUSES}
         for status in ENGINE_STATUSES:
-            found[status]["headers"] = found[status].get("headers", {}) | MODEL_HEADER
+            found[status]["headers"] = found[status].get("headers", {}) | ENGINE_HEADERS
         # A proxy in front of an engine may not answer with JSON; a 5xx of that kind becomes a 502.
         found["4XX"]["content"]["*/*"] = {}
     if RateLimited in every:
@@ -128,6 +132,10 @@ def header_components() -> Mapping[str, JsonObject]:
         MODEL: {
             "description": "The model that answered, by its own name: the one asked for, or a "
             "fallback. Absent where a keep-alive comment was sent before.",
+            "schema": {"type": "string"},
+        },
+        DROPPED_FIELDS: {
+            "description": "Fields of the request that were left out, where there are any.",
             "schema": {"type": "string"},
         },
     }

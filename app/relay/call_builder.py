@@ -1,7 +1,7 @@
 """Builds the calls of one request: the first, those after a failure, and continuations."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Self
 
@@ -92,7 +92,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
             opens_without_token=self.request.endpoint.label != COMPLETIONS,
             fingerprint=replica.fingerprint,
             withhold_metadata=rewrite.withhold_metadata,
-            model_line=self.model.header_line,
+            model_line=self.model.header_line + _dropped_line(rewrite.dropped),
             recording=recording,
         )
 
@@ -136,3 +136,10 @@ class CallBuilder(msgspec.Struct, frozen=True):
                 max_tokens,
                 extra=self.request.log_fields,
             )
+
+
+def _dropped_line(names: Collection[str]) -> bytes:
+    """Return the response header that names the fields which were left out; b"" for none."""
+    if not names:
+        return b""
+    return b"x-gateway-dropped-fields: %b\r\n" % ", ".join(sorted(names)).encode()

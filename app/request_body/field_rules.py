@@ -1,6 +1,9 @@
 """Applies the rules of a model and of a key to the fields of a request. Pure.
 
-    dropped   fields that steer the engine past the gateway; removed unless a rule allows them
+    refused   fields by which the engine takes another prompt or gives another answer, unless a rule
+              allows them or their value is empty
+    dropped   other fields that steer the engine past the gateway; removed unless a rule allows
+              them, and named in a response header
     denied    refused with 400 and the field's name
     forced    set, whatever the client sent
     bounded   numbers that are lowered to a bound
@@ -20,15 +23,13 @@ from app.request_body.body import Members, ParsedBody
 from app.routing import Model
 from app.settings import FieldSettings
 
-# Fields that steer the engine: KV cache transfers, request IDs, scheduling order, arguments of
-# plugins; and how tokens are bundled into chunks, since tokens of a canceled stream are counted by
-# its chunks.
-DROPPED = frozenset(
-    {
-        "ec_transfer_params", "kv_transfer_params", "priority", "request_id", "session_id",
-        "stream_interval", "vllm_xargs",
-    }
-)  # fmt: skip
+# Transfers of caches, with prompts of their own, and arguments of plugins. Without them the client
+# would get the answer to another request.
+REFUSED = frozenset({"ec_transfer_params", "kv_transfer_params", "vllm_xargs"})
+_EMPTY = (b"null", b"{}", b"[]", b'""')
+# Fields that steer the engine: these, request IDs, scheduling order; and how tokens are bundled
+# into chunks, since tokens of a canceled stream are counted by its chunks.
+DROPPED = REFUSED | {"priority", "request_id", "session_id", "stream_interval"}
 
 # More pairs of models and keys with rules of their own than are active at a time.
 MAX_CACHED = 4096
@@ -97,6 +98,13 @@ class FieldRules:
         for name in self._read.intersection(members):
             if len(members[name]) > MAX_RULED:
                 raise FieldNotAllowed(f"the field {name} has over {MAX_RULED} bytes", name)
+        for name in REFUSED & self._dropped & members.keys():
+            if bytes(memoryview(members[name])[:5]) not in _EMPTY:
+                raise FieldNotAllowed(
+                    f"the field {name} is not allowed here, and without it the answer would be to "
+                    "another request; leave it out",
+                    name,
+                )
         for path in self._denied:
             if _find(members, path) not in (b"", b"null"):
                 raise _denied(".".join(path))

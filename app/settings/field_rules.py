@@ -42,7 +42,7 @@ class FieldSettings(SpecModel):
     allow: tuple[FieldPath, ...] = Field(
         (),
         max_length=MAX_RULES,
-        description="Fields to pass on that are dropped by default: kv_transfer_params, "
+        description="Fields to pass on that are dropped or refused by default: kv_transfer_params, "
         "ec_transfer_params, request_id, session_id, priority, vllm_xargs, stream_interval.",
     )
     deny: tuple[FieldPath, ...] = Field(

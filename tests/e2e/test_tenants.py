@@ -30,7 +30,7 @@ CACHED_PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 # Longer than the engine's blocks, which are cached as a whole or not at all.
 LONG_TEXT = "Once upon a time there was a lighthouse by the sea. " * 60
 STEERING_FIELDS: dict[str, Any] = {
-    "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
+    "kv_transfer_params": {},
     "priority": 7,
     "request_id": "chosen-by-the-client",
     "stream_interval": 50,

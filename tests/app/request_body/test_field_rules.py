@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.errors import FieldNotAllowed
 from app.request_body.body import parse
-from app.request_body.field_rules import DROPPED, MAX_RULED, FieldRules
+from app.request_body.field_rules import DROPPED, MAX_RULED, REFUSED, FieldRules
 from app.settings import FieldSettings
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
@@ -31,10 +31,38 @@ def rules(**settings: Any) -> FieldRules:
     return FieldRules(FieldSettings(**settings))
 
 
-@pytest.mark.parametrize("name", sorted(DROPPED))
+@pytest.mark.parametrize("name", sorted(DROPPED - REFUSED))
 def test_engine_field_is_dropped_unless_allowed(name: str) -> None:
     assert applied(FieldRules(), {name: 1, "top_k": 2}) == {"top_k": 2}
     assert applied(rules(allow=[name]), {name: 1}) == {name: 1}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("value", [{"prompt_token_ids": [1]}, {"a": None}, [1], "x", 1, True])
+def test_field_that_selects_the_prompt_or_the_answer_is_refused(name: str, value: object) -> None:
+    with pytest.raises(FieldNotAllowed, match="another request") as refused:
+        applied(FieldRules(), {name: value})
+    assert refused.value.param == name
+    with pytest.raises(FieldNotAllowed):
+        applied(rules(force={f"{name}.a": 1}), {name: value})
+    assert applied(rules(allow=[name]), {name: value}) == {name: value}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("value", [None, {}, [], ""])
+def test_empty_field_that_would_select_nothing_is_dropped(name: str, value: object) -> None:
+    assert applied(FieldRules(), {name: value}) == {}
+
+
+async def test_dropped_fields_are_named_in_a_header(fake: Fake, tmp_path: Path) -> None:
+    async with serving_demo(tmp_path, fake.url) as gateway:
+        assert "x-gateway-dropped-fields" not in (await gateway.chat()).headers
+        answer = await gateway.chat(priority=1, session_id="x", vllm_xargs={})
+        assert answer.status_code == 200
+        named = answer.headers["x-gateway-dropped-fields"]
+        assert named == "priority, session_id, vllm_xargs"
+        answer = await gateway.chat(kv_transfer_params={"prompt_token_ids": [1]})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "field_not_allowed")
 
 
 class TestDeny:
@@ -110,7 +138,9 @@ def test_rules_of_key_and_model_are_merged() -> None:
             applied(both, {name: 1})
 
 
-NAMES = st.sampled_from([*sorted(DROPPED), "cache_salt", "logprobs", "top_k", "x", "messages"])
+NAMES = st.sampled_from(
+    [*sorted(DROPPED - REFUSED), "cache_salt", "logprobs", "top_k", "x", "messages"]
+)
 VALUES = st.sampled_from([None, True, -1, 0, 3, 10**20, "7", "x", [], [1, "a"], {"a": {"b": 2}}])
 
 

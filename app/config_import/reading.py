@@ -5,12 +5,11 @@ from typing import Any
 
 import yaml
 
+from app.settings import MAX_VALUES, count_values
 from engines.output import redact_by_form
 
 # LiteLLM's largest example has 25 kB; parsing takes about a second per megabyte.
 MAX_CHARACTERS = 1_048_576
-# Counted with every use of an anchor: a few lines could stand for millions of values.
-MAX_VALUES = 100_000
 
 
 class ImportFault(Exception):
@@ -33,7 +32,11 @@ def read_mapping(text: str) -> dict[str, Any]:
     """Return the mapping in a YAML text. Raises ImportFault."""
     check_size(text)
     try:
-        data = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is not None and count_values(root) > MAX_VALUES:
+            raise ImportFault(f"holds more than {MAX_VALUES} values")
+        data = None if root is None else loader.construct_document(root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -44,7 +47,7 @@ def read_mapping(text: str) -> dict[str, Any]:
         raise ImportFault(
             "a value does not fit its YAML tag or form, or is nested too deeply"
         ) from None
-    _check_values(data)
+    _check_text(data)
     return mapping_of(data, "the source")
 
 
@@ -61,13 +64,10 @@ def is_unicode(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= mark <= "\udfff" for mark in text)
 
 
-def _check_values(data: object) -> None:
-    remaining, count = [data], 0
+def _check_text(data: object) -> None:
+    remaining = [data]
     while remaining:
         value = remaining.pop()
-        count += 1
-        if count > MAX_VALUES:
-            raise ImportFault(f"holds more than {MAX_VALUES} values")
         if isinstance(value, str) and not is_unicode(value):
             raise ImportFault("holds text that is not valid Unicode")
         if isinstance(value, dict):

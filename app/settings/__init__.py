@@ -26,7 +26,7 @@ from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
 from app.settings.settings import InForce, Settings, schema
-from app.settings.source import ConfigError, Source
+from app.settings.source import MAX_VALUES, ConfigError, Source, count_values
 from app.settings.state import AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import (
     MAX_LEVELS,
@@ -39,6 +39,7 @@ from app.settings.telemetry import (
 __all__ = (
     "LOOPBACK",
     "MAX_LEVELS",
+    "MAX_VALUES",
     "NO_LIMITS",
     "SECRETS",
     "STORED_KEY_PREFIX",
@@ -66,6 +67,7 @@ __all__ = (
     "TracesSettings",
     "UsageSettings",
     "check_log_name",
+    "count_values",
     "digest",
     "find_fallback_fault",
     "load_server",

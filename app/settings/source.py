@@ -89,7 +89,7 @@ def read(file: Path, variables: frozenset[str]) -> tuple[dict[str, Any], Source]
         faults: list[str] = []
         lines: dict[Place, int] = {}
         if root is not None:
-            if _count(root, {}) > MAX_VALUES:
+            if count_values(root) > MAX_VALUES:
                 raise ConfigError([f"{file}: holds more than {MAX_VALUES} values"])
             _keep_variables_as_written(root)
             faults = [f"{file}:{fault}" for fault in _number_lines(root, lines)]
@@ -161,8 +161,15 @@ def _names(data: Mapping[str, Any]) -> tuple[str | None, ...]:
     return tuple(name if isinstance(name, str) and name else None for name in found)
 
 
+def count_values(root: yaml.Node) -> int:
+    """Return the number of values in a node, with every use of an anchor, before any is expanded.
+
+    More than MAX_VALUES for a node that contains itself.
+    """
+    return _count(root, {})
+
+
 def _count(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return the number of values in a node; more than MAX_VALUES for one that contains itself."""
     if (known := counted.get(id(node))) is not None:
         return known
     counted[id(node)] = MAX_VALUES + 1  # until its members are counted

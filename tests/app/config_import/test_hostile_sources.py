@@ -1,6 +1,7 @@
 """Any source yields valid settings or a fault in one line, and never a secret."""
 
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from app.config_import import (
     from_vllm,
     render_yaml,
 )
+from app.config_import.reading import read_mapping
 from app.settings import load_settings
 from tests.app.configuration import isolate
 
@@ -177,3 +179,15 @@ def test_any_llama_swap_configuration(data: dict[str, Any], directory: Path) -> 
 def test_any_text(text: str, directory: Path) -> None:
     run(lambda text: from_litellm(text, {}), text, directory)
     run(lambda text: from_llama_swap(text, {}), text, directory)
+
+
+def test_merged_mappings_are_counted_before_they_are_expanded() -> None:
+    """PyYAML copies them: thirty lines took longer than 40 s."""
+    lines = ["k0: &k0 {y: 1}"]
+    for number in range(1, 30):
+        merged = ", ".join(f"*k{earlier}" for earlier in range(max(0, number - 9), number))
+        lines.append(f"k{number}: &k{number} {{<<: [{merged}], x{number}: 1}}")
+    began = time.thread_time()
+    with pytest.raises(ImportFault, match="holds more than 100000 values"):
+        read_mapping("\n".join([*lines, "model_list: [*k29]"]))
+    assert time.thread_time() - began < 1

@@ -101,7 +101,8 @@ class AccessLogMiddleware:
                 or endpoint == PREFLIGHT
                 or _is_poll(record.method, scope["path"], status)
             )
-            self._access.write(record, quiet=quiet)
+            address, _ = scope.get("client") or ("", 0)
+            self._access.write(record, quiet=quiet, peer=address)
 
 
 def _is_poll(method: str, path: str, status: int) -> bool:

@@ -165,7 +165,7 @@ class Relay:
                 )
             )
         self.recorder.end(record, request.timeline)
-        self.access.write(record)
+        self.access.write(record, peer=request.exchange.peer)
 
 
 async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) -> None:

@@ -73,7 +73,8 @@ def gateway_server(application: Application) -> HttpServer:
         def on_refusal(self, error: GatewayError) -> None:
             metrics.record_refusal(error.status)
             status, fault = error.status, error.message
-            access.write(RequestRecord(new_id(), NO_ENDPOINT, "-", status, 0.0, fault=fault))
+            record = RequestRecord(new_id(), NO_ENDPOINT, "-", status, 0.0, fault=fault)
+            access.write(record, peer=self.peer)
 
     config = _config(application.asgi, Connection, settings, lifespan="on")
     server = HttpServer(config, Connection)

@@ -16,11 +16,14 @@ from functools import lru_cache
 import msgspec
 
 from app.telemetry.logs.formatter import local, utc
+from app.telemetry.logs.refusals import STATUSES, RefusalCounts
 from app.telemetry.logs.scrub import clean, scrub
 from app.telemetry.logs.writer import Output
-from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
+from app.telemetry.request_record import NO_KEY, UNKNOWN_MODEL, RequestRecord
 
 FLUSH_S = 0.1
+# Interval of the counts of refused requests that have no line of their own.
+COUNTS_S = 10.0
 # Limit of an error text, which may quote a client.
 MAX_FAULT_CHARS = 300
 # Not what has the prefix of a key in it; `task-1` has none.
@@ -168,18 +171,30 @@ class AccessLog:
         self._format = json_line if as_json else text_line
         self._format_date, self._point, self._end = (utc, ".", "Z") if as_json else (local, ",", "")
         self._lines: list[str] = []
+        self._refusals = RefusalCounts()
+        self._counting: asyncio.TimerHandle | None = None
         self._second = 0
         self._prefix = ""
         self._logger = logging.getLogger("access")
         if self._logger.level == logging.NOTSET:  # the log is not configured
             self._logger.setLevel(logging.INFO)
 
-    def write(self, record: RequestRecord, *, quiet: bool = False) -> None:
-        """Write a request's line within FLUSH_S; a quiet request has the level debug."""
+    def write(self, record: RequestRecord, *, quiet: bool = False, peer: str = "") -> None:
+        """Write a request's line within FLUSH_S; a quiet request has the level debug.
+
+        `peer` is the client's address. Refusals beyond LINES_PER_S of a client are only counted.
+        """
         if not self._logger.isEnabledFor(logging.DEBUG if quiet else logging.INFO):
             return
         now = time.time()
         second = int(now)
+        if record.status in STATUSES and record.engine is None:
+            client = peer if record.key_id == NO_KEY else record.key_id
+            if not self._refusals.admit(client, record.status, second):
+                if self._counting is None:
+                    loop = asyncio.get_running_loop()
+                    self._counting = loop.call_later(COUNTS_S, self._log_counts)
+                return
         if second != self._second:
             self._second = second
             self._prefix = self._format_date(second) + self._point
@@ -187,6 +202,12 @@ class AccessLog:
             asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
         stamp = self._prefix + _THOUSANDTHS[int((now - second) * 1000)] + self._end
         self._lines.append(self._format(record, stamp, "debug" if quiet else "info"))
+
+    def _log_counts(self) -> None:
+        self._counting = None
+        for client, status, number in self._refusals.take():
+            text = "%d more requests of %s refused with status %d, without a line each"
+            self._logger.info(text, number, client or "an unknown address", status)
 
     def flush(self) -> None:
         """Pass the batch to the output."""

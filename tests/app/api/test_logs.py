@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.api.kept_page import KeptPage
 from app.settings import MAX_LEVELS
 from tests.gateway import AUTH, ROOT, Gateway, serving_demo
 
@@ -158,7 +159,7 @@ class TestEveryRequest:
         def crash() -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(type(gateway.state.metrics), "exposition", crash)
+        monkeypatch.setattr(KeptPage, "read", crash)
         answer = await gateway.client.get("/metrics", headers={"x-request-id": "abc"})
         assert (answer.status_code, answer.headers["x-request-id"]) == (500, "abc")
         [trace] = [one for one in caplog.records if one.exc_info]

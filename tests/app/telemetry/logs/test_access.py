@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -20,7 +21,9 @@ from app.telemetry.logs.access import (
     request_id,
     text_line,
 )
+from app.telemetry.logs.refusals import LINES_PER_S, MAX_CLIENTS, RefusalCounts
 from app.usage import Usage
+from tests.waiting import wait_until
 
 # What ends a line, steers a terminal or turns the direction of writing.
 STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -295,6 +298,48 @@ class TestAccessLog:
                 assert kept.lines == fields
         finally:
             logger.setLevel(before)
+
+
+class TestRefusals:
+    async def test_refusals_of_a_client_are_bounded_and_counted(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(access, "COUNTS_S", 0.05)
+        monkeypatch.setattr(time, "time", lambda: 1_800_000_000.5)
+        caplog.set_level(logging.INFO, "access")
+        kept = Kept()
+        log = AccessLog(kept, as_json=True)
+        for _ in range(10_000):
+            log.write(record(status=404), peer="203.0.113.7")
+        log.write(record(status=404), peer="203.0.113.8")
+        log.write(record(status=429, key_id="a-key"), peer="203.0.113.7")
+        log.flush()
+        assert kept.lines == LINES_PER_S + 2
+        await wait_until(lambda: "203.0.113.7" in caplog.text)
+        assert caplog.messages == [
+            f"{10_000 - LINES_PER_S} more requests of 203.0.113.7 refused with status 404, "
+            "without a line each"
+        ]
+
+    async def test_what_reached_an_engine_or_succeeded_always_has_a_line(self) -> None:
+        kept = Kept()
+        log = AccessLog(kept, as_json=True)
+        for _ in range(100):
+            log.write(record(status=400, engine="demo-0", key_id="a-key"))
+            log.write(record(status=200, key_id="a-key"))
+        log.flush()
+        assert kept.lines == 200
+
+    def test_counts_are_bounded_whatever_the_number_of_clients(self) -> None:
+        counts = RefusalCounts()
+        lines = sum(
+            counts.admit(f"client {number}", 404, 1) for _ in range(30) for number in range(5000)
+        )
+        assert lines == (MAX_CLIENTS + 1) * LINES_PER_S
+        taken = counts.take()
+        assert len(taken) <= MAX_CLIENTS + 1
+        assert lines + sum(number for _, _, number in taken) == 150_000
+        assert counts.take() == []
 
 
 KEYS_AS_IDS = [

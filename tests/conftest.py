@@ -111,9 +111,9 @@ def _rank(item: pytest.Item) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the shared gateway behind the last test on it: its engine takes 3 GiB."""
-    if _uses_shared(item) and not _uses_shared(nextitem):
-        SHARED.close()
+    """End the shared gateway behind its group, in which some tests do not use it."""
+    if engine_of(item.nodeid) == "gateway" != (nextitem and engine_of(nextitem.nodeid)):
+        SHARED.close()  # its engine takes 3 GiB
 
 
 def pytest_sessionfinish() -> None:

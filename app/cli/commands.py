@@ -9,6 +9,7 @@ import typer
 from app.cli import version
 from app.cli.bench import PASS_THROUGH, bench
 from app.cli.check import check
+from app.cli.database import database
 from app.cli.demo_model import demo_model
 from app.cli.generate import PlainHelp, generate
 from app.cli.import_config import import_config
@@ -34,6 +35,7 @@ app.command()(serve)
 app.command()(check)
 app.add_typer(keys, name="keys")
 app.add_typer(owners, name="owners")
+app.add_typer(database, name="db")
 app.command()(status)
 app.add_typer(models, name="models")
 app.command()(logs)

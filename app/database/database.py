@@ -55,7 +55,7 @@ class Database:
     def __init__(self, url: str, *, deadline_s: float = DEADLINE_S) -> None:
         self._url = make_url(url)
         self._deadline_s = deadline_s
-        self._engine = _engine(url, deadline_s)
+        self._engine = make_engine(url, deadline_s)
         self._writing = self._engine.execution_options(writing=True)
         self._requests = _request_engine(self._url)
         # For `fetch`: one thread, so that a query costs one visit to it.
@@ -293,7 +293,8 @@ async def _close(opening: asyncio.Task[AsyncConnection], stack: contextlib.Async
             await (await opening).close()
 
 
-def _engine(url: str, deadline_s: float) -> AsyncEngine:
+def make_engine(url: str, deadline_s: float = DEADLINE_S) -> AsyncEngine:
+    """Return connections to a database; nothing is connected yet."""
     options: dict[str, Any] = {}
     if make_url(url).database not in (None, "", ":memory:"):  # in memory there is no pool
         # One more for what reads no tables: migrations, and then the observer of SQLite.

@@ -27,7 +27,7 @@ from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
 from app.settings.settings import InForce, Settings, schema
 from app.settings.source import MAX_VALUES, ConfigError, Source, count_values
-from app.settings.state import AuthSettings, StateSettings, UsageSettings
+from app.settings.state import AuthSettings, StateSettings, UsageSettings, database_url
 from app.settings.telemetry import (
     MAX_LEVELS,
     LogLevel,
@@ -68,6 +68,7 @@ __all__ = (
     "UsageSettings",
     "check_log_name",
     "count_values",
+    "database_url",
     "digest",
     "find_fallback_fault",
     "load_server",

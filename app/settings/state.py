@@ -7,6 +7,12 @@ from pydantic import Field, SecretStr, field_validator
 from engines.spec import SpecModel
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+# What other programs call the same, and what providers hand out.
+_SCHEME_ALIASES = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+asyncpg",
+    "postgresql": "postgresql+asyncpg",
+}
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 _DATABASE_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")
 
@@ -55,12 +61,25 @@ class StateSettings(SpecModel):
     @field_validator("database_url")
     @classmethod
     def _check_database(cls, url: SecretStr) -> SecretStr:
-        scheme, _, rest = url.get_secret_value().partition("://")
-        _check_scheme(scheme, DATABASE_SCHEMES)
-        if scheme.startswith("sqlite"):
-            if rest and not rest.startswith("/"):
-                raise ValueError("must be sqlite+aiosqlite:/// and a file")
-            return url
+        return SecretStr(database_url(url.get_secret_value()))
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            _check_scheme(url.get_secret_value().partition("://")[0], REDIS_SCHEMES)
+        return url
+
+
+def database_url(url: str) -> str:
+    """Return the URL of a database with its driver. Raises ValueError without showing the URL."""
+    scheme, separator, rest = url.partition("://")
+    scheme = _SCHEME_ALIASES.get(scheme, scheme)
+    _check_scheme(scheme, DATABASE_SCHEMES)
+    if scheme.startswith("sqlite"):
+        if rest and not rest.startswith("/"):
+            raise ValueError("must be sqlite+aiosqlite:/// and a file")
+    else:
         # Checked here because SQLAlchemy's and asyncpg's errors come late and show the URL.
         place, _, query = rest.rpartition("@")[2].partition("?")
         if not _DATABASE_HOST.fullmatch(place.partition("/")[0]):
@@ -70,14 +89,7 @@ class StateSettings(SpecModel):
             )
         if any(option.startswith("sslmode=") for option in query.split("&")):
             raise ValueError("must have ssl=… instead of sslmode=…, which asyncpg does not know")
-        return url
-
-    @field_validator("redis_url")
-    @classmethod
-    def _check_redis(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None:
-            _check_scheme(url.get_secret_value().partition("://")[0], REDIS_SCHEMES)
-        return url
+    return f"{scheme}{separator}{rest}"
 
 
 def _check_scheme(scheme: str, known: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ FILES = sorted(path for top in ("app", "engines") for path in (ROOT / top).rglob
 # Modules that other packages import directly.
 OPEN = {
     "app.config_import.reading",
+    "app.database.backup",  # of commands alone
     "app.database.migration_process",  # run with `-m` as well
     "app.database.schema",  # the tables
     "app.redis.connection",  # redis-py is imported only where it is used

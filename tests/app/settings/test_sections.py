@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.settings.fallbacks import find_fallback_fault
+from app.settings.state import StateSettings
 from tests.app.configuration import (
     GOOD,
     faults,
@@ -235,7 +236,20 @@ class TestMedia:
 
 
 class TestState:
-    @pytest.mark.parametrize("url", ["mysql://h/d", "gateway.db", "", "postgresql://h/d"])
+    @pytest.mark.parametrize(
+        ("url", "understood"),
+        [
+            ("sqlite:///x.db", "sqlite+aiosqlite:///x.db"),
+            ("postgres://u:p@h/d", "postgresql+asyncpg://u:p@h/d"),
+            ("postgresql://h/d?ssl=require", "postgresql+asyncpg://h/d?ssl=require"),
+        ],
+    )
+    def test_database_urls_of_other_programs_are_understood(
+        self, url: str, understood: str
+    ) -> None:
+        assert StateSettings(database_url=url).database_url.get_secret_value() == understood
+
+    @pytest.mark.parametrize("url", ["mysql://h/d", "gateway.db", ""])
     def test_unknown_database_scheme_is_refused_with_the_known_ones(self, url: str) -> None:
         (line,) = faults(f"state: {{database_url: '{url}'}}\n{GOOD}")
         assert "sqlite+aiosqlite:// or postgresql+asyncpg://" in line

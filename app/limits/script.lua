@@ -18,8 +18,10 @@ local CLOCK_MS = 86400000
 -- Margin of expiry: an expired bucket must be full.
 local SPARE_MS = 1
 
--- Above any debt that a request can make.
-local MAX_DEBT_S = 1e9
+-- Above any debt that a request can make: 10^13 tokens at one a minute are 6 * 10^14 s.
+local MAX_DEBT_S = 1e15
+-- Redis refuses times that `number` would write with an exponent.
+local MAX_EXPIRY_MS = 1e15
 
 local number = function(value) return string.format('%.17g', value) end
 
@@ -71,7 +73,8 @@ end
 
 local owe = function(key, debt)
   if debt > 0 then
-    redis.call('SET', key, number(now + debt), 'PX', number(math.ceil(debt * 1000) + SPARE_MS))
+    local expiry_ms = math.min(math.ceil(debt * 1000) + SPARE_MS, MAX_EXPIRY_MS)
+    redis.call('SET', key, number(now + debt), 'PX', number(expiry_ms))
   else
     redis.call('DEL', key)
   end

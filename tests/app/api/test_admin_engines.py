@@ -264,7 +264,10 @@ async def test_load_is_shown_as_shared_while_it_is(tmp_path: Path) -> None:
     model = {"name": "far", "engines": [remote("http://gpu-box:8000")]}
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(RedisServer())
-        state = {"redis_url": redis.url}
+        state = {
+            "redis_url": redis.url,
+            "database_url": f"sqlite+aiosqlite:///{tmp_path}/shared.db",
+        }
         one, other = [
             await stack.enter_async_context(
                 running(settings_for(model, run_dir=tmp_path / name, state=state))
@@ -277,10 +280,11 @@ async def test_load_is_shown_as_shared_while_it_is(tmp_path: Path) -> None:
             answer = await one.client.get("/admin/engines", headers=ROOT)
             return dict(answer.json())
 
-        while True:
-            shown = await show()
-            if shown["gateways"] == 2 and shown["data"][0]["in_flight_elsewhere"] == 3:
-                break
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                shown = await show()
+                if shown["gateways"] == 2 and shown["data"][0]["in_flight_elsewhere"] == 3:
+                    break
         other.state.catalogue.models[0].replicas[0].in_flight = 0
         redis.stop()
         async with asyncio.timeout(PATIENCE_S):

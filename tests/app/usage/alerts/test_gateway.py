@@ -44,7 +44,8 @@ async def test_a_teams_budget_alerts_once_over_a_failing_receiver_and_a_restart(
         async with running(settings(budget_shares=[0.03])) as gateway:
             assert await chat(gateway, key, 5) == 200
             await receiver.until(2)  # five seconds after the first attempt, by this gateway
-            assert await chat(gateway, key, 70) == 429
+            # Its 40 bytes and 45 tokens fit the budget, but not what is left of it.
+            assert await chat(gateway, key, 45) == 429
             await receiver.until(3)
         assert receiver.messages == [
             ("research", 0.03), ("research", 0.03), ("research", "refused"),

@@ -3,12 +3,15 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
+# Workers of the slow tests, which also wait, and of those with real vLLM: 2.7 GiB each.
+SLOW_WORKERS := $(shell echo $$(($$(nproc) < 6 ? $$(nproc) + 1 : 6)))
+VLLM_WORKERS := $(shell echo $$(($$(nproc) < 4 ? $$(nproc) : 4)))
 # All tests in tests/e2e have an engine, and their SDKs take a second to import per process.
 QUICK := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e -m "not vllm and not slow"
-# Slow tests wait half of the time; a module's clusters, gateways and browsers are started once.
-SLOW := -q -n 3 --dist loadscope --ignore tests/e2e -m "not vllm and slow"
+# A module's clusters, gateways and browsers are started once.
+SLOW := -q -n $(SLOW_WORKERS) --dist loadscope --ignore tests/e2e -m "not vllm and slow"
 # Each engine is bound to a core. `loadgroup`: all tests of one engine are one worker's (conftest.py).
-VLLM := -q -n 2 --dist loadgroup -m vllm
+VLLM := -q -n $(VLLM_WORKERS) --dist loadgroup -m vllm
 # If it is set, each vLLM process compiles its thousands of modules again: 7 s at every start.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -17,6 +17,7 @@
     ├── RequestTimeout            408 request_timeout
     ├── Conflict                  409 conflict (admin routes only)
     ├── RequestTooLarge           413 request_too_large
+    ├── UnsupportedCoding         415 unsupported_content_encoding
     ├── RateLimited               429 rate_limit_exceeded, Retry-After
     │   └── QuotaUsedUp               insufficient_quota, Retry-After
     ├── HeadTooLarge              431 request_head_too_large
@@ -204,6 +205,18 @@ class RequestTooLarge(GatewayError):
     code = "request_too_large"
     openai_type = "invalid_request_error"
     anthropic_type = "request_too_large"
+
+
+class UnsupportedCoding(GatewayError):
+    """The body has a Content-Encoding other than gzip, deflate and zstd."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+    def headers(self) -> Headers:
+        return [(b"accept-encoding", b"gzip, deflate, zstd")]  # RFC 9110, section 15.5.16
 
 
 class RequestTimeout(GatewayError):

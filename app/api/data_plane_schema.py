@@ -30,6 +30,7 @@ from app.errors import (
     ModelNotFound,
     QuotaUsedUp,
     RouteNotFound,
+    UnsupportedCoding,
     dialect_of,
 )
 from app.request_body import Endpoint
@@ -43,6 +44,7 @@ _COMMON: tuple[ErrorClass, ...] = (
 )  # fmt: skip
 _BY_MODEL: tuple[ErrorClass, ...] = (
     MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed, EndpointNotServed,
+    UnsupportedCoding,
 )  # fmt: skip
 _EVENT = {
     "type": "object",

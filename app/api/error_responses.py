@@ -23,6 +23,7 @@ from app.errors import (
     RequestTooLarge,
     ServiceUnavailable,
     TooManyConnections,
+    UnsupportedCoding,
 )
 from app.limits import HEADER_NAMES
 
@@ -188,6 +189,8 @@ def _headers(kinds: Sequence[ErrorClass], relayed: bool) -> Iterator[tuple[str, 
         yield "WWW-Authenticate", header("RFC 9110, section 11.6.1.", True)
     if MethodNotAllowed in kinds:
         yield "Allow", header("RFC 9110, section 15.5.6.", True)
+    if UnsupportedCoding in kinds:
+        yield "Accept-Encoding", header("RFC 9110, section 15.5.16.", True)
     waits = [kind for kind in kinds if kind.retry_after_s is not None]
     if waits or any(issubclass(kind, RateLimited) for kind in kinds):
         text = "In seconds; absent if waiting does not help."

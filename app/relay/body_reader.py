@@ -1,23 +1,34 @@
-"""Reads the bodies of requests: small ones whole, others scanned while they arrive.
+"""Reads the bodies of requests: small ones whole, others decoded and scanned while they arrive.
 
 A slice of a body blocks the event loop for a few milliseconds at most, and of several large bodies
-one slice is scanned at a time, in turn.
+one slice is scanned at a time, in turn. Large compressed bodies are decoded in a thread.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 
 from app.asgi import BUFFERED_BYTES, ClientExchange
 from app.errors import Dialect, RequestTooLarge
 from app.relay.request_context import RequestContext
-from app.request_body import SLICE_BYTES, BodyScan, HeldBody, ParsedBody
+from app.request_body import (
+    SLICE_BYTES,
+    SMALL_BYTES,
+    BodyScan,
+    HeldBody,
+    JsonText,
+    ParsedBody,
+    decoder_of,
+    is_form,
+)
 
 
 class ScanTurns:
-    """Lets one slice be scanned at a time; other tasks run in between."""
+    """Lets one slice be scanned and one step be decoded at a time; other tasks run in between."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self._decoding = asyncio.Lock()
 
     async def scan(self, scan: BodyScan, data: bytes) -> None:
         """Scan a part of a body in slices. Raises what `BodyScan.feed` raises."""
@@ -27,18 +38,60 @@ class ScanTurns:
                 scan.feed(view[start : start + SLICE_BYTES])
                 await asyncio.sleep(0)
 
-
-def check_announced_size(exchange: ClientExchange, limit: int) -> None:
-    """Raise RequestTooLarge for a Content-Length of more than `limit` bytes."""
-    # The connection's parser has refused a length that is no number, or absurdly large.
-    if int(exchange.header(b"content-length") or 0) > limit:
-        raise _too_large(limit)
+    async def decode(self, steps: Iterator[bytes]) -> bytes | None:
+        """Return the next step of a decoder, taken in a thread; None: there is none."""
+        async with self._decoding:
+            return await asyncio.to_thread(next, steps, None)
 
 
-def check_size(raw: bytes, limit: int) -> None:
+class _Intake:
+    """Keeps and scans a body as it arrives, in UTF-8 and without its Content-Encoding."""
+
+    def __init__(
+        self, exchange: ClientExchange, limit: int, held: HeldBody, turns: ScanTurns
+    ) -> None:
+        self._limit = limit
+        self._held = held
+        self._turns = turns
+        self._decoder = decoder_of(exchange.header(b"content-encoding"))
+        content_type = exchange.header(b"content-type")
+        self._text = None if is_form(content_type) else JsonText()
+        self._scan = BodyScan(content_type, anthropic=exchange.dialect is Dialect.ANTHROPIC)
+        # Grows in place and becomes bytes without a copy.
+        self._whole = BytesIO()
+
+    async def take(self, piece: bytes) -> None:
+        """Take what has arrived of a body. Raises what `read_and_scan` raises."""
+        if self._decoder is None:
+            await self._keep(piece if self._text is None else self._text.feed(piece))
+            return
+        steps = self._decoder.decode(piece)
+        # A thread for each step takes longer than the steps of a few bytes.
+        small = len(piece) <= SMALL_BYTES
+        while (
+            decoded := next(steps, None) if small else await self._turns.decode(steps)
+        ) is not None:
+            await self._keep(decoded if self._text is None else self._text.feed(decoded))
+
+    async def finish(self) -> ParsedBody:
+        """Return the body, which has ended. Raises what `read_and_scan` raises."""
+        if self._decoder is not None:
+            self._decoder.finish()
+        if self._text is not None:
+            await self._keep(self._text.finish())
+        return self._scan.finish(self._whole.getvalue())
+
+    async def _keep(self, piece: bytes) -> None:
+        check_size(self._whole.tell() + len(piece), self._limit)
+        self._held.take(len(piece))
+        self._whole.write(piece)
+        await self._turns.scan(self._scan, piece)
+
+
+def check_size(size: int, limit: int) -> None:
     """Raise RequestTooLarge for a body of more than `limit` bytes."""
-    if len(raw) > limit:
-        raise _too_large(limit)
+    if size > limit:
+        raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
 
 
 async def read_if_small(exchange: ClientExchange, limit: int) -> bytes | None:
@@ -53,42 +106,28 @@ async def read_if_small(exchange: ClientExchange, limit: int) -> bytes | None:
 
 
 async def read_and_scan(
-    request: RequestContext, limit: int, held: HeldBody, turns: ScanTurns
+    request: RequestContext, raw: bytes | None, limit: int, held: HeldBody, turns: ScanTurns
 ) -> ParsedBody:
-    """Return the body of a request, scanned while it is read.
+    """Return the body of a request, scanned while it is read; `raw`: it has arrived.
 
-    Raises RequestTooLarge, RateLimited, ServiceUnavailable and what `parse` raises. The connection
+    `limit` holds for what is sent, and for what that decodes to. Raises RequestTooLarge,
+    UnsupportedCoding, RateLimited, ServiceUnavailable and what `parse` raises. The connection
     discards the rest of a refused body: closing at once would reset it, and the client would see
     that instead of the response.
     """
-    exchange = request.exchange
-    scan = _new_scan(exchange)
-    # Grows in place and becomes bytes without a copy.
-    whole = BytesIO()
-    while piece := await exchange.read_body():
+    # The connection's parser has refused a length that is no number, or absurdly large.
+    check_size(int(request.exchange.header(b"content-length") or 0), limit)
+    intake = _Intake(request.exchange, limit, held, turns)
+    async for piece in _pieces(request.exchange, raw):
         request.bytes_in += len(piece)
-        if request.bytes_in > limit:
-            raise _too_large(limit)
-        held.take(len(piece))
-        whole.write(piece)
-        await turns.scan(scan, piece)
-    return scan.finish(whole.getvalue())
+        check_size(request.bytes_in, limit)
+        await intake.take(piece)
+    return await intake.finish()
 
 
-async def scan_body(
-    exchange: ClientExchange, raw: bytes, held: HeldBody, turns: ScanTurns
-) -> ParsedBody:
-    """Return a body that has arrived, scanned. Raises what `read_and_scan` raises."""
-    held.take(len(raw))
-    scan = _new_scan(exchange)
-    await turns.scan(scan, raw)
-    return scan.finish(raw)
-
-
-def _new_scan(exchange: ClientExchange) -> BodyScan:
-    anthropic = exchange.dialect is Dialect.ANTHROPIC
-    return BodyScan(exchange.header(b"content-type"), anthropic=anthropic)
-
-
-def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the request body is over the limit of {limit} bytes")
+async def _pieces(exchange: ClientExchange, raw: bytes | None) -> AsyncIterator[bytes]:
+    if raw is not None:
+        yield raw
+        return
+    while piece := await exchange.read_body():
+        yield piece

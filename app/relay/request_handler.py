@@ -8,16 +8,11 @@ before its body is parsed.
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from time import perf_counter
 
+from app.asgi import ClientExchange
 from app.errors import GatewayError
 from app.limits import LimitDecision, LimitRequest
 from app.relay.billing import Reservation
-from app.relay.body_reader import (
-    check_announced_size,
-    check_size,
-    read_and_scan,
-    read_if_small,
-    scan_body,
-)
+from app.relay.body_reader import check_size, read_and_scan, read_if_small
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.fallbacks import Fallback
 from app.relay.model_request import ModelRequest, plan_request
@@ -58,7 +53,7 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
         if raw is None:
             request.timeline.note_authenticated()
             raw = await read_if_small(exchange, services.bounds.body_bytes)
-        if raw is not None and len(raw) <= SMALL_BYTES and is_quick(raw):
+        if raw is not None and len(raw) <= SMALL_BYTES and _is_quick(exchange, raw):
             plan = await _plan_quick(services, request, raw)
             await _serve(services, request, plan, precharged=False)
             return
@@ -178,7 +173,7 @@ async def _plan_quick(services: RelayServices, request: RequestContext, raw: byt
     """Parse a body that is quick to parse, and plan the request. Raises GatewayError."""
     request.bytes_in = len(raw)
     try:
-        check_size(raw, services.bounds.body_bytes)
+        check_size(len(raw), services.bounds.body_bytes)
         body = parse(request.exchange.header(b"content-type"), raw)
         return _plan_for_model(services, request, body)
     except GatewayError:
@@ -201,18 +196,19 @@ async def _plan_large(
     memory = services.body_memory.open(request.principal.id, exchange.peer)
     held.enter_context(await _count_request(services, request))
     held.enter_context(memory)
-    if raw is None:
-        check_announced_size(exchange, limit)
-        body = await read_and_scan(request, limit, memory, services.scan_turns)
-    else:
+    if raw is not None and _is_quick(exchange, raw):
         request.bytes_in = len(raw)
-        check_size(raw, limit)
-        if is_quick(raw):
-            memory.take(len(raw))
-            body = parse(exchange.header(b"content-type"), raw)
-        else:
-            body = await scan_body(exchange, raw, memory, services.scan_turns)
+        check_size(len(raw), limit)
+        memory.take(len(raw))
+        body = parse(exchange.header(b"content-type"), raw)
+    else:
+        body = await read_and_scan(request, raw, limit, memory, services.scan_turns)
     return _plan_for_model(services, request, body)
+
+
+def _is_quick(exchange: ClientExchange, raw: bytes) -> bool:
+    """Return whether a body is parsed in a few milliseconds."""
+    return not exchange.header(b"content-encoding") and is_quick(raw)
 
 
 def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:

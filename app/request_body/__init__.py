@@ -6,9 +6,10 @@ for one model what changes in the body (`rewrite`, `field_rules`, `cache_salts`,
 `BodyMemory` bounds the bytes of all bodies in memory. Nothing here knows a service or a socket.
 """
 
-from app.request_body.body import SLICE_BYTES, BodyScan, ParsedBody, is_quick, parse
+from app.request_body.body import SLICE_BYTES, BodyScan, ParsedBody, is_form, is_quick, parse
 from app.request_body.body_memory import SMALL_BYTES, BodyMemory, BodyMemoryBounds, HeldBody
 from app.request_body.cache_salts import CacheSalts
+from app.request_body.content_coding import JsonText, decoder_of
 from app.request_body.endpoint import COMPLETIONS, RESPONSES, Endpoint
 from app.request_body.field_rules import FieldRuleCache
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
@@ -31,8 +32,11 @@ __all__ = [
     "Endpoint",
     "FieldRuleCache",
     "HeldBody",
+    "JsonText",
     "ParsedBody",
     "as_bool",
+    "decoder_of",
+    "is_form",
     "is_quick",
     "new_response_id",
     "parse",

@@ -18,9 +18,16 @@ from types import MappingProxyType
 import msgspec
 
 from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
+from app.request_body.content_coding import as_utf8
 from app.request_body.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
-from app.request_body.json_faults import JsonFault
-from app.request_body.json_scan import JsonBounds, JsonScanner, Kind, Member
+from app.request_body.json_faults import JsonFault, LoneSurrogate
+from app.request_body.json_scan import (
+    JsonBounds,
+    JsonScanner,
+    Kind,
+    Member,
+    find_lone_surrogate,
+)
 from app.request_body.media_rules import (
     NameEnds,
     Spans,
@@ -175,6 +182,10 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
     except RecursionError:
         raise InvalidJson("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (text := as_utf8(raw)) is not raw:
+            return parse(content_type, text)
+        if (at := find_lone_surrogate(raw)) is not None:
+            raise InvalidJson(str(LoneSurrogate(at))) from None
         raise InvalidJson(f"the body is not JSON: {error}") from None
     is_short = len(raw) <= MAX_SHORT
     if is_short and len(members) <= MAX_CACHED_NAMES:

@@ -11,6 +11,7 @@ class JsonFault(ValueError):
 
     JsonFault
     ├── NotJson           a syntax error, at byte `offset`
+    │   └── LoneSurrogate
     ├── NotAnObject
     ├── NestedTooDeep
     ├── TooManyMembers
@@ -24,6 +25,13 @@ class NotJson(JsonFault):
     def __init__(self, offset: int, what: str = "syntax error") -> None:
         super().__init__(f"the body is not JSON: {what} at byte {offset}")
         self.offset = offset
+
+
+class LoneSurrogate(NotJson):
+    """Half of a surrogate pair, which no engine could put into UTF-8 for its tokenizer."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset, "half of a surrogate pair, which is no character,")
 
 
 class NotAnObject(JsonFault):

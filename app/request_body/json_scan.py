@@ -53,6 +53,7 @@ from itertools import accumulate
 import msgspec
 
 from app.request_body.json_faults import (
+    LoneSurrogate,
     NestedTooDeep,
     NotAnObject,
     NotJson,
@@ -142,6 +143,11 @@ _content = re.compile(_CONTENT)
 _partial_escape = re.compile(
     rb"(?:\\(?:u(?:%b{0,3}|[dD][89abAB]%b{2}(?:\\(?:u(?:[dD](?:[c-fC-F]%b?)?)?)?)?)?)?)?"
     % ((_HEX,) * 3)
+)
+# The escape of one half of a pair without the other, where no backslash is escaped.
+_lone_surrogate = re.compile(
+    rb"\\u(?:[dD][89abAB]..(?!\\u[dD][c-fC-F])|[dD][c-fC-F](?<!\\u[dD][89abAB]..\\u[dD].))",
+    re.DOTALL,
 )
 _scalar = re.compile(rb"[-+.0-9a-zA-Z]*+")
 _between = re.compile(rb"[ \t\n\r{},]*+")
@@ -454,6 +460,8 @@ def _check_syntax(prefix: bytes, new: bytes, suffix: bytes, offset: int) -> None
     try:
         _document.decode(prefix + new + suffix)
     except msgspec.DecodeError as error:
+        if (at := find_lone_surrogate(new)) is not None:
+            raise LoneSurrogate(offset + at) from None
         found = _byte_of_error.search(str(error))
         at = int(found[1]) - len(prefix) if found else len(new)
         raise NotJson(offset + min(max(at, 0), len(new))) from None
@@ -462,8 +470,16 @@ def _check_syntax(prefix: bytes, new: bytes, suffix: bytes, offset: int) -> None
 def _cut_escape(text: bytes, at: int, origin: int) -> bytes:
     """Return the escape that the end of the text cuts, if any. Raises NotJson on anything else."""
     if not _partial_escape.fullmatch(text, at):
+        if _lone_surrogate.match(text, at):
+            raise LoneSurrogate(origin + at)
         raise NotJson(origin + at)
     return text[at:]
+
+
+def find_lone_surrogate(text: bytes) -> int | None:
+    """Return the offset of the first half of a surrogate pair without the other half, if any."""
+    found = _lone_surrogate.search(text.replace(rb"\\", b"__"))
+    return found.start() if found else None
 
 
 def _without_escapes(text: bytes) -> bytes:

@@ -1,14 +1,17 @@
 """Reading request bodies: the limits before them, and the memory they take."""
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from backports import zstd
 
 from app.errors import RateLimited, ServiceUnavailable
 from app.request_body.body_memory import BodyMemory, BodyMemoryBounds
@@ -208,3 +211,57 @@ async def test_small_request_asks_the_limiter_once(tmp_path: Path, fake: Fake) -
             client.send(raw)
             assert (await client.answer()).status == 200
         assert len(asked) == 3
+
+
+class TestContentCoding:
+    @pytest.mark.parametrize("size", [10, 20_000, 3 * MIB])
+    @pytest.mark.parametrize(
+        ("coding", "encode"),
+        [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstd.compress)],
+    )
+    async def test_compressed_body_reaches_the_engine_decoded(
+        self, tmp_path: Path, fake: Fake, coding: str, encode: Callable[[bytes], bytes], size: int
+    ) -> None:
+        raw = json.dumps({"model": "demo", "prompt": ("lighthouse é " * size)[:size]}).encode()
+        async with serving(tmp_path, fake) as gateway:
+            answer = await gateway.client.post(
+                "/v1/completions", content=encode(raw), headers={"content-encoding": coding}
+            )
+            assert answer.status_code == 200, answer.text
+            seen = fake.seen[-1]
+            assert seen.body.endswith(raw[1:])
+            assert seen.header("content-encoding") is None
+
+    @pytest.mark.parametrize("encode", [gzip.compress, zstd.compress])
+    async def test_bomb_is_refused_at_the_limit_of_a_body(
+        self, tmp_path: Path, fake: Fake, encode: Callable[[bytes], bytes]
+    ) -> None:
+        bomb = encode(b'{"model":"demo","prompt":"' + b"x" * (256 * MIB))
+        coding = "gzip" if encode is gzip.compress else "zstd"
+        server = {"max_body_bytes": 8 * MIB}
+        async with serving(tmp_path, fake, server=server) as gateway:
+            answer = await gateway.client.post(
+                "/v1/completions", content=bomb, headers={"content-encoding": coding}
+            )
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "request_too_large"
+            assert len(bomb) < MIB / 2
+
+    async def test_another_coding_is_refused_by_name(self, tmp_path: Path, fake: Fake) -> None:
+        async with serving(tmp_path, fake) as gateway:
+            answer = await gateway.client.post(
+                "/v1/messages", content=b'{"model":"demo"}', headers={"content-encoding": "br"}
+            )
+            assert answer.status_code == 415
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert "'br'" in answer.json()["error"]["message"]
+            assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
+
+    async def test_large_json_in_utf16_reaches_the_engine_in_utf8(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
+        text = json.dumps({"model": "demo", "prompt": "é" * 300_000}, ensure_ascii=False)
+        async with serving(tmp_path, fake) as gateway:
+            answer = await gateway.client.post("/v1/completions", content=text.encode("utf-16"))
+            assert answer.status_code == 200
+            assert fake.seen[-1].body.endswith(text.encode()[1:])

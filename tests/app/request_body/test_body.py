@@ -27,6 +27,13 @@ def read(raw: bytes | str) -> ParsedBody:
     return parse(JSON, raw.encode() if isinstance(raw, str) else raw)
 
 
+def read_in_pieces(raw: bytes, size: int) -> ParsedBody:
+    body_scan = BodyScan(JSON)
+    for start in range(0, len(raw), size):
+        body_scan.feed(raw[start : start + size])
+    return body_scan.finish(raw)
+
+
 def member(name: str, value: bytes, extra: str = "") -> bytes:
     """One part of a form."""
     head = f'--XX\r\nContent-Disposition: form-data; name="{name}"{extra}\r\n\r\n'
@@ -189,11 +196,9 @@ class TestRefusedJson:
             b'{"model":"demo","x":"a\nb"}',
             b'{"model":"demo","x":"\\q"}',
             b'{"model":"demo"/*c*/}',
-            b'\xef\xbb\xbf{"model":"demo"}',
             b'{"model":"demo"}\x00',
             b"\x00\x01\x02",
             b"\x1f\x8b\x08gzip",
-            '{"model":"demo"}'.encode("utf-16"),
         ],
     )
     def test_invalid_syntax_is_invalid_json(self, raw: bytes) -> None:
@@ -245,11 +250,31 @@ class TestRefusedJson:
         with pytest.raises(BadRequest):
             read(raw)
 
-    @pytest.mark.parametrize("value", [rb"\ud800", rb"a\udc00b", rb"\ud800\u0041"])
-    def test_a_lone_surrogate_in_another_value_is_invalid_json(self, value: bytes) -> None:
+    @pytest.mark.parametrize(
+        "value",
+        [
+            rb"\ud800",
+            rb"a\udc00b",
+            rb"\ud800\u0041",
+            rb"\ud83d\ude00\ude00",
+            rb"\\\ud800",
+            rb"\ud800\n",
+        ],
+    )
+    def test_a_lone_surrogate_in_another_value_is_refused_in_words(self, value: bytes) -> None:
         """No engine could put it into UTF-8 for its tokenizer."""
-        with pytest.raises(InvalidJson):
-            read(b'{"model":"demo","x":"' + value + b'"}')
+        raw = b'{"model":"demo","x":"' + value + b'"}'
+        for size in (len(raw), 1, 5, 24):
+            with pytest.raises(InvalidJson, match="half of a surrogate pair"):
+                read_in_pieces(raw, size)
+        with pytest.raises(InvalidJson, match="half of a surrogate pair"):
+            read(raw)
+
+    @pytest.mark.parametrize("charset", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+    def test_json_in_a_charset_that_vllm_reads_is_forwarded_in_utf8(self, charset: str) -> None:
+        text = '{"model":"demo","prompt":"語"}'
+        body = read(text.encode(charset))
+        assert (body.model, body.raw) == ("demo", text.encode())
 
     @pytest.mark.parametrize("raw", [rb'{"model":"\ud800"}', rb'{"model":"a\udc00b"}'])
     def test_a_lone_surrogate_in_the_model_is_a_bad_request(self, raw: bytes) -> None:

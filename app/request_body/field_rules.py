@@ -13,7 +13,7 @@ and a key are compiled into one `FieldRules`; a request that holds none of their
 comparison of sets.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -34,13 +34,14 @@ DROPPED = REFUSED | {"priority", "request_id", "session_id", "stream_interval"}
 # More pairs of models and keys with rules of their own than are active at a time.
 MAX_CACHED = 4096
 
-# Bytes of a member that a rule reads; it is parsed at once.
+# Bytes of the members that rules read; they are parsed at once.
 MAX_RULED = 256 * 1024
 
 Path = tuple[str, ...]
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text = msgspec.json.Decoder(str)
+_NONE = msgspec.Raw()
 
 
 class FieldRules:
@@ -82,31 +83,36 @@ class FieldRules:
                 raise FieldNotAllowed(f"the field {name!r} must be written in lower case", name)
         if self._touched.isdisjoint(members) and not self._forced:
             return {}, ()
-        self._check_members(members)
-        changes: dict[str, bytes] = {}
+        fields = _Fields(dict(members))
+        self._check_members(members, fields)
         for path, bound in self._bounded.items():
-            number = number_of(_find(members, path))
+            number = number_of(bytes(fields.find(path)))
             # Where vLLM takes a negative number at all, it means "all".
             if number is not None and not 0 <= number <= bound:
-                _set(members, changes, path, msgspec.json.encode(bound))
+                fields.set(path, msgspec.json.encode(bound))
         for path, value in self._forced.items():
-            _set(members, changes, path, value)
-        return changes, [name for name in self._dropped if name in members]
+            fields.set(path, value)
+        return fields.changes(), [name for name in self._dropped if name in members]
 
-    def _check_members(self, members: Members) -> None:
+    def _check_members(self, members: Members, fields: "_Fields") -> None:
         """Refuse a member that is denied, or too long for its rule."""
+        left = MAX_RULED
         for name in self._read.intersection(members):
-            if len(members[name]) > MAX_RULED:
-                raise FieldNotAllowed(f"the field {name} has over {MAX_RULED} bytes", name)
+            left -= len(members[name])
+            if left < 0:
+                raise FieldNotAllowed(
+                    f"the field {name} has over {MAX_RULED} bytes, with others that rules read",
+                    name,
+                )
         for name in REFUSED & self._dropped & members.keys():
-            if bytes(memoryview(members[name])[:5]) not in _EMPTY:
+            if _begin(members[name]) not in _EMPTY:
                 raise FieldNotAllowed(
                     f"the field {name} is not allowed here, and without it the answer would be to "
                     "another request; leave it out",
                     name,
                 )
         for path in self._denied:
-            if _find(members, path) not in (b"", b"null"):
+            if _begin(fields.find(path)) not in (b"", b"null"):
                 raise _denied(".".join(path))
 
     def _check_form(self, names: Iterable[str]) -> None:
@@ -160,34 +166,59 @@ def _denied(name: str) -> FieldNotAllowed:
     return FieldNotAllowed(f"the field {name} is not allowed here", name)
 
 
-def _find(members: Mapping[str, msgspec.Raw | bytes], path: Sequence[str]) -> bytes:
-    """Return the value at a path; b"": there is none."""
-    raw = members.get(path[0])
-    if raw is None:
-        return b""
-    value = bytes(raw)
-    if len(path) == 1:
-        return value
-    try:
-        return _find(_object.decode(value), path[1:])
-    except (msgspec.DecodeError, RecursionError):
-        return b""  # no object: the engine refuses it with a message of its own
+def _begin(value: msgspec.Raw) -> bytes:
+    """Return a value of up to four bytes; of a longer one, its first five."""
+    return bytes(memoryview(value)[:5])
 
 
-def _set(members: Members, changes: dict[str, bytes], path: Path, value: bytes) -> None:
-    """Set the value at a path, on top of earlier changes of the member."""
-    name, rest = path[0], path[1:]
-    before = changes.get(name) or members.get(name)
-    changes[name] = _with(b"{}" if before is None else bytes(before), rest, value)
+class _Fields:
+    """The members of an object on the way to the fields of rules, each object parsed once."""
 
+    __slots__ = ("_changed", "_members", "_objects")
 
-def _with(whole: bytes, path: Path, value: bytes) -> bytes:
-    if not path:
-        return value
-    try:
-        members = _object.decode(whole)
-    except (msgspec.DecodeError, RecursionError):
-        members = {}
-    name, rest = path[0], path[1:]
-    members[name] = msgspec.Raw(_with(bytes(members.get(name, msgspec.Raw(b"{}"))), rest, value))
-    return msgspec.json.encode(members)
+    def __init__(self, members: dict[str, msgspec.Raw]) -> None:
+        self._members = members
+        self._objects: dict[str, _Fields | None] = {}  # None: no object
+        self._changed: set[str] = set()
+
+    def find(self, path: Sequence[str]) -> msgspec.Raw:
+        """Return the value at a path; empty: there is none."""
+        name, rest = path[0], path[1:]
+        if not rest:
+            return self._members.get(name, _NONE)
+        # What is no object the engine refuses with a message of its own.
+        fields = self._object(name)
+        return _NONE if fields is None else fields.find(rest)
+
+    def set(self, path: Sequence[str], value: bytes) -> None:
+        """Set the value at a path; what stands in its way becomes an object."""
+        name, rest = path[0], path[1:]
+        self._changed.add(name)
+        if not rest:
+            self._members[name] = msgspec.Raw(value)
+            self._objects.pop(name, None)
+            return
+        fields = self._object(name)
+        if fields is None:
+            fields = self._objects[name] = _Fields({})
+        fields.set(rest, value)
+
+    def changes(self) -> dict[str, bytes]:
+        """Return the new values of the members that have changed."""
+        return {name: self._encoded(name) for name in self._changed}
+
+    def _object(self, name: str) -> "_Fields | None":
+        if name not in self._objects:
+            try:
+                found = _Fields(_object.decode(self._members.get(name, _NONE)))
+            except (msgspec.DecodeError, RecursionError):
+                found = None
+            self._objects[name] = found
+        return self._objects[name]
+
+    def _encoded(self, name: str) -> bytes:
+        fields = self._objects.get(name)
+        if fields is None:
+            return bytes(self._members[name])
+        members = fields._members | {n: msgspec.Raw(v) for n, v in fields.changes().items()}
+        return msgspec.json.encode(members)

@@ -1,6 +1,7 @@
 """Field rules: dropped, denied, forced and bounded fields."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,38 @@ def applied(rules: FieldRules, fields: Mapping[str, Any]) -> Any:
 
 def rules(**settings: Any) -> FieldRules:
     return FieldRules(FieldSettings(**settings))
+
+
+def test_each_object_is_parsed_once_whatever_the_rules() -> None:
+    """Rules of a model and a key by the dozen may name fields of one long object."""
+    names = [f"chat_template_kwargs.a.f{number}" for number in range(64)]
+    settings = FieldSettings(
+        deny=names, max={f"{n}x": 1 for n in names}, force={f"{n}y": 1 for n in names}
+    )
+    of_model = FieldRules(settings, settings)
+    dense = b'"chat_template_kwargs":{"a":{"x":[%b0]}}' % (b"0," * (MAX_RULED // 2 - 100))
+    body = parse(b"", b'{"model":"demo",%b}' % dense)
+    began = time.thread_time()
+    of_model.apply(body)
+    took_s = time.thread_time() - began
+    print(f"{took_s * 1e3:.1f} ms for 256 KiB and {3 * len(names)} rules")
+    assert took_s < 0.02
+
+
+def test_members_that_rules_read_are_bounded_together() -> None:
+    of_model = rules(max={"a.x": 1, "b.x": 1})
+    half = b'{"y":"%b"}' % (b"x" * (MAX_RULED // 2))
+    of_model.apply(parse(b"", b'{"model":"demo","a":%b,"c":%b}' % (half, half)))
+    with pytest.raises(FieldNotAllowed, match="with others that rules read"):
+        of_model.apply(parse(b"", b'{"model":"demo","a":%b,"b":%b}' % (half, half)))
+
+
+def test_later_rules_build_on_the_changes_of_earlier_ones() -> None:
+    of_model = rules(max={"a.n": 5}, force={"a.b.c": 1, "a.b.d": 2, "x.y": 3, "z": {"q": 1}})
+    found = applied(of_model, {"a": {"k": 0, "n": 9, "b": "no object"}, "x": [1]})
+    assert found == {
+        "a": {"k": 0, "n": 5, "b": {"c": 1, "d": 2}}, "x": {"y": 3}, "z": {"q": 1},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(DROPPED - REFUSED))

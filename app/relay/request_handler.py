@@ -192,8 +192,8 @@ async def _plan_large(
     `raw` is the body, if it has arrived. What is taken on the way is pushed on `held`. Raises
     GatewayError.
     """
-    exchange, limit = request.exchange, services.bounds.body_bytes
-    memory = services.body_memory.open(request.principal.id, exchange.peer)
+    exchange, principal, limit = request.exchange, request.principal, services.bounds.body_bytes
+    memory = services.body_memory.open(principal.id, principal.owner_name, exchange.peer)
     held.enter_context(await _count_request(services, request))
     held.enter_context(memory)
     if raw is not None and _is_quick(exchange, raw):

@@ -30,7 +30,8 @@ class ServerSettings(SpecModel):
         268435456,
         ge=1,
         description="Memory for the request bodies of all clients, in bytes. While it is used up, "
-        "large requests are refused with 503.",
+        "large requests are refused with 503. The keys of one owner get at most as much as is free "
+        "for others.",
     )
     body_memory_per_key_bytes: int = Field(
         67108864,

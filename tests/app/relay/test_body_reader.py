@@ -5,7 +5,7 @@ import gzip
 import json
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,20 +160,53 @@ class TestMemory:
 
     def test_body_memory_is_bounded_in_total_per_key_and_per_peer(self) -> None:
         memory = BodyMemory(BodyMemoryBounds(100, 60, 80))
-        with memory.open("a", "p") as one, memory.open("b", "p") as two:
+        with memory.open("a", "", "p") as one, memory.open("b", "", "p") as two:
             one.take(60)
             with pytest.raises(RateLimited):
                 one.take(1)
             two.take(20)
             with pytest.raises(RateLimited):
                 two.take(1)
-            with memory.open("c", "q") as three:
+            with memory.open("c", "", "q") as three:
                 three.take(20)
                 with pytest.raises(ServiceUnavailable):
                     three.take(1)
                 assert memory.held == 100
         assert memory.held == 0
         assert len(memory) == 0
+
+    @pytest.mark.parametrize("owner", ["team", ""])
+    def test_owner_of_many_bodies_leaves_room_for_others(self, owner: str) -> None:
+        memory = BodyMemory(BodyMemoryBounds(1000, 1000, 1000))
+        with ExitStack() as held:
+            for body in range(100):
+                key = f"key {body % 5}" if owner else "key"
+                with suppress(RateLimited):
+                    held.enter_context(memory.open(key, owner, f"peer {body % 3}")).take(10)
+            assert memory.held == 500
+            with memory.open("other", "", "peer 0") as other, memory.open("b", "c", "") as third:
+                other.take(500)  # the only body of its owner
+                with pytest.raises(ServiceUnavailable):
+                    third.take(1)
+        assert len(memory) == 0
+
+    async def test_keys_of_one_owner_leave_room_for_others(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
+        bounds = ("body_memory_bytes", "body_memory_per_key_bytes", "body_memory_per_peer_bytes")
+        server = {"max_body_bytes": MIB, **dict.fromkeys(bounds, 4 * MIB)}
+        async with serving(tmp_path, fake, server=server) as gateway, AsyncExitStack() as clients:
+            for number in range(6):
+                key = await make_key(gateway, f"key {number}", owner="team")
+                line = f"authorization: {key['authorization']}".encode()
+                client = await clients.enter_async_context(connected(gateway))
+                client.send(head(MIB, line) + b'{"a":"' + b"x" * (MIB - 1000))
+            await wait_until(lambda: gateway.state.body_memory.held > 1.8 * MIB)
+            other = await make_key(gateway, "other")
+            body = {"model": "demo", "prompt": "x" * (MIB - 1000)}
+            answer = await gateway.client.post("/v1/completions", json=body, headers=other)
+            print(f"held by one owner: {gateway.state.body_memory.held / MIB:.1f} of 4 MiB")
+            assert answer.status_code == 200, answer.text
 
     async def test_unfinished_bodies_without_a_slot_hold_no_memory(
         self, tmp_path: Path, fake: Fake

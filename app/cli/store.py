@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
+from app.cli.check import without_password
 from app.cli.faults import fail, faults
 from app.settings import Settings
 
@@ -23,12 +24,21 @@ T = TypeVar("T")
 def run_with_store(
     settings: Settings, store: "Callable[[Database], S]", work: Callable[[S], Awaitable[T]]
 ) -> T:
-    """Open the configured database, do some work on a store in it, and return the result."""
+    """Open the configured database, do some work on a store in it, and return the result.
+
+    Fails where there is none: what a command made in it, no gateway would read.
+    """
     from app.database import Database
 
     async def run() -> T:
-        database = Database(settings.state.database_url.get_secret_value())
+        url = settings.state.database_url.get_secret_value()
+        database = Database(url)
         try:
+            if not await database.is_made():
+                fail(
+                    f"{without_password(url)}: no gateway has made a database there; start one "
+                    "with this configuration first, or name its configuration with --config"
+                )
             await database.migrate()
             return await work(store(database))
         finally:

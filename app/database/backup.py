@@ -9,7 +9,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.database import copying, sqlite_backup
 from app.database.errors import translate
-from app.database.sqlite_backup import BackupFault
+from app.database.sqlite_backup import BackupFault, count_keys, damage_after_unclean_end
+
+__all__ = [
+    "BackupFault",
+    "Counts",
+    "back_up",
+    "check",
+    "copy",
+    "count_keys",
+    "damage_after_unclean_end",
+    "restore",
+]
 
 # The number of rows of each table.
 Counts = dict[str, int]

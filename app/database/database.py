@@ -31,7 +31,7 @@ from app.database.errors import (
     translate,
 )
 from app.database.lanes import CONNECTIONS, Lane, LaneSlots
-from app.database.migrate import NewerTables, is_current, upgrade
+from app.database.migrate import NewerTables, is_current, is_made, upgrade
 from app.database.sqlite_file import make_private
 from app.deadline import deadline
 
@@ -81,6 +81,13 @@ class Database:
     def dialect(self) -> str:
         """`sqlite` or `postgresql`."""
         return self._engine.dialect.name
+
+    async def is_made(self) -> bool:
+        """Return whether a gateway has made the tables; create nothing. Raises DatabaseError."""
+        if self.dialect == "sqlite" and not await asyncio.to_thread(_has_file, self._url):
+            return False
+        async with self._translated(self._deadline_s):
+            return await is_made(self._engine)
 
     async def is_current(self) -> bool:
         """Return whether the tables have this gateway's version; create a missing SQLite file.
@@ -316,6 +323,10 @@ def make_engine(url: str, deadline_s: float = DEADLINE_S) -> AsyncEngine:
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+def _has_file(url: URL) -> bool:
+    return url.database in (None, "", ":memory:") or Path(str(url.database)).is_file()
 
 
 def _request_engine(url: URL) -> Engine | None:

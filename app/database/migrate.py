@@ -34,6 +34,12 @@ async def is_current(engine: AsyncEngine) -> bool:
         return await connection.run_sync(_revision) == HEAD
 
 
+async def is_made(engine: AsyncEngine) -> bool:
+    """Return whether there are tables of any version. Raises NewerTables."""
+    async with engine.connect() as connection:
+        return await connection.run_sync(_revision) is not None
+
+
 async def upgrade(engine: AsyncEngine) -> None:
     """Run the missing migrations in one transaction. Raises NewerTables."""
     async with engine.begin() as connection:

@@ -16,12 +16,11 @@ from typing import Any
 import uvloop
 
 from app.application import Application
-from app.database import Database, DatabaseUnavailable, NewerDatabase
-from app.database.migration_process import migrate_in_child
 from app.errors import Conflict, InvalidConfiguration
 from app.fleet import STOP_GRACE_S
 from app.main import create_app
 from app.server.banner import banner, engine_failures, print_without_waiting, status_line
+from app.server.database import other_database, prepare_database
 from app.server.handover import Predecessor, find_predecessor
 from app.server.http_server import HttpServer, gateway_server, metrics_server
 from app.server.listen import lock_run_dir
@@ -62,9 +61,11 @@ def serve(
     with ExitStack() as stack:
         # First of all: the previous gateway serves while this one starts.
         predecessor = None if passed else stack.enter_context(find_predecessor(run_dir))
-        check_database(settings)
+        made = prepare_database(settings)
         # Before the ports: the previous gateway serves on if the configuration is faulty.
         application = create_app(settings, launcher=launcher, source=source, output=output)
+        if made and (other := other_database(settings)):
+            log.warning(other)
         ports = open_ports(settings, passed, predecessor, stack)
         lock = stack.enter_context(ExitStack())
         lock.enter_context(lock_run_dir(run_dir))
@@ -80,29 +81,6 @@ def serve(
                 runner.run(run.serve(predecessor, banner_key))
         finally:
             application.access.flush()  # whatever ended the loop
-
-
-def check_database(settings: Settings) -> None:
-    """Bring the database's tables to this version.
-
-    Raises ConfigError when the file of the database cannot be made, is no database, or is too new.
-    A database server may only be down for now; but that its tables are too new is known at once.
-    """
-    url = settings.state.database_url.get_secret_value()
-    database = Database(url)
-
-    async def is_current() -> bool:
-        try:
-            return await database.is_current()
-        finally:
-            await database.close()
-
-    try:
-        if not asyncio.run(is_current()):
-            migrate_in_child(url)
-    except DatabaseUnavailable as error:
-        if database.dialect == "sqlite" or isinstance(error, NewerDatabase):
-            raise ConfigError([f"state.database_url {database!r}: {error}"]) from None
 
 
 class GatewayRun:

@@ -1,4 +1,7 @@
-"""Loading: one YAML file, the environment and .env above it, validated before anything starts."""
+"""Loading: one YAML file, the environment and .env above it, validated before anything starts.
+
+.env is the one beside the file; one in the working directory overrides it.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +15,12 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from app.settings.explain import explain
+from app.settings.paths import (
+    anchor_engine_paths,
+    anchor_server,
+    anchor_settings,
+    directory_of,
+)
 from app.settings.secrets import SECRETS, SECTION_SECRETS, digest, misplaced_secret, variable_name
 from app.settings.server import ServerSettings
 from app.settings.settings import ENV_FILE, ServerOnly, Settings
@@ -27,13 +36,16 @@ def load_settings(path: Path | None = None, *, extra_keys: Sequence[str] = ()) -
     Without `path`, the file is GATEWAY_CONFIG, else gateway.yaml. `extra_keys` are accepted in
     addition to GATEWAY_API_KEYS.
     """
-    environment = variables()
-    file = path or Path(environment.get("GATEWAY_CONFIG") or DEFAULT_FILE)
-    data, source = _read(file)
+    file = path or Path(variables().get("GATEWAY_CONFIG") or DEFAULT_FILE)
+    environment = variables(file)
+    data, source = _read(file, environment)
     if faults := list(_unknown_sections(environment)):
         raise ConfigError(faults)
+    directory = directory_of(file, data, environment)
+    anchor_engine_paths(data, directory)
     with _validation(source):
-        settings = Settings(**data)
+        settings = Settings(_env_file=_env_files(file), **data)
+    settings = anchor_settings(settings, directory)
     settings._source = source
     if extra_keys:
         digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
@@ -50,18 +62,32 @@ def load_server(path: Path | None = None) -> ServerSettings | None:
     file = Path(named or DEFAULT_FILE)
     if not named and not file.exists():
         return None
-    data, source = _read(file)
+    environment = variables(file)
+    data, source = _read(file, environment)
     with _validation(source):
-        return ServerOnly(**data).server
+        server = ServerOnly(_env_file=_env_files(file), **data).server
+    return anchor_server(server, directory_of(file, data, environment))
 
 
-def variables() -> dict[str, str]:
-    """Return the variables of .env and the environment, which overrides .env."""
-    try:
-        dotenv = dotenv_values(ENV_FILE)
-    except UnicodeDecodeError:
-        raise ConfigError([f"{ENV_FILE}: cannot be read: it is not UTF-8"]) from None
+def variables(file: Path | None = None) -> dict[str, str]:
+    """Return the variables of the environment, and of .env, which it overrides.
+
+    `file` is the configuration; None: that of GATEWAY_CONFIG, or in the working directory.
+    """
+    dotenv: dict[str, str | None] = {}
+    for env_file in _env_files(file):
+        try:
+            dotenv |= dotenv_values(env_file)
+        except UnicodeDecodeError:
+            raise ConfigError([f"{env_file}: cannot be read: it is not UTF-8"]) from None
     return {**{name: value or "" for name, value in dotenv.items()}, **os.environ}
+
+
+def _env_files(file: Path | None) -> tuple[Path, ...]:
+    """Return the .env files for a configuration; later ones override."""
+    here = Path(ENV_FILE)
+    named = file or Path(os.environ.get("GATEWAY_CONFIG") or DEFAULT_FILE)
+    return tuple(dict.fromkeys((named.parent / ENV_FILE, here)))
 
 
 @contextmanager
@@ -91,9 +117,9 @@ def _unknown_sections(names: Iterable[str]) -> Iterator[str]:
             yield f"{name}: there is no section {section}{hint}"
 
 
-def _read(file: Path) -> tuple[dict[str, Any], Source]:
+def _read(file: Path, environment: Iterable[str]) -> tuple[dict[str, Any], Source]:
     """Return the values in a file and their places. Raises ConfigError."""
-    ours = frozenset(name.upper() for name in variables() if name.upper().startswith(PREFIX))
+    ours = frozenset(name.upper() for name in environment if name.upper().startswith(PREFIX))
     data, source = read(file, ours)
     in_file = replace(source, variables=frozenset())  # the fault is in the file in any case
     for key in data:

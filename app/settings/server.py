@@ -100,6 +100,11 @@ class ServerSettings(SpecModel):
         "server does, for clients such as Open WebUI, and the state of each model in /v1/models. "
         "Only keys with may_load_models load and unload.",
     )
+    directory: Path | None = Field(
+        None,
+        description="Directory at which relative paths of the configuration start: files, "
+        "directories of models, the SQLite database. Default: that of the configuration file.",
+    )
     run_dir: Path = Field(
         Path("var/run"),
         description="Directory of the engines' sockets and logs, one per gateway. Keep the path "

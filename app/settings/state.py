@@ -1,6 +1,7 @@
 """The sections `auth`, `state` and `usage`: the key store, the database, Redis and the ledger."""
 
 import re
+from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -62,6 +63,14 @@ class StateSettings(SpecModel):
     @classmethod
     def _check_database(cls, url: SecretStr) -> SecretStr:
         return SecretStr(database_url(url.get_secret_value()))
+
+    @property
+    def database_file(self) -> Path | None:
+        """The file of an SQLite database; None: it is in memory or on a server."""
+        scheme, _, rest = self.database_url.get_secret_value().partition("://")
+        file = rest.partition("?")[0].removeprefix("/")
+        is_file = scheme.startswith("sqlite") and file not in ("", ":memory:")
+        return Path(file) if is_file and not file.startswith("file:") else None
 
     @field_validator("redis_url")
     @classmethod

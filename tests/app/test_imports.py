@@ -30,11 +30,11 @@ from pathlib import Path
 import app.cli
 from app.main import create_app
 from app.server import gateway_server, metrics_server
-from app.server.run import check_database
+from app.server.database import prepare_database
 from app.settings import load_settings
 
 settings = load_settings(Path("gateway.yaml"))
-check_database(settings)
+prepare_database(settings)
 app = create_app(settings)
 gateway_server(app), metrics_server(app)
 print(*(name for name in sys.argv[1:] if name in sys.modules))

@@ -47,8 +47,10 @@ The configuration is one YAML file: the one given with `--config` or `GATEWAY_CO
 - `vllm-gateway check` validates the configuration before a start.
 - `vllm-gateway reload --dry-run` shows what a running gateway would change, and which changes need
   a restart.
-- Relative paths, that of `.env` included, are relative to the working directory. Run `serve` and
-  `keys` in the same directory, or use absolute paths.
+- Relative paths start at the directory of the configuration file, or at `server.directory`: every
+  command finds the same files, wherever it is called from.
+- `.env` is read beside the configuration file, and in the working directory, which overrides it.
+- Only `serve` makes a database; `vllm-gateway keys` and `owners` refuse to work without one.
 
 ## Secrets
 

@@ -257,16 +257,16 @@ def test_deleted_admin_key_is_refused(fake_url: str, tmp_path: Path) -> None:
             check=False,
         )
 
-    made = shell("vllm-gateway keys create --name me --role admin | tail -n 1")
-    variables["GATEWAY_KEY"] = made.stdout.strip()
-    key_id = id_of(variables["GATEWAY_KEY"].encode())
     with (tmp_path / "output.txt").open("w") as output:
         gateway = subprocess.Popen(
             [*COMMAND, "serve"], cwd=tmp_path, env=variables, stdout=output, stderr=output
         )
     try:
         poll_until(lambda: "serves on" in (tmp_path / "output.txt").read_text(), 60)
-        assert shell("vllm-gateway status").returncode == 0
+        made = shell("vllm-gateway keys create --name me --role admin | tail -n 1")
+        variables["GATEWAY_KEY"] = made.stdout.strip()
+        key_id = id_of(variables["GATEWAY_KEY"].encode())
+        poll_until(lambda: shell("vllm-gateway status").returncode == 0)
         assert shell(f"vllm-gateway keys disable {key_id} --now").returncode == 0
         poll_until(lambda: "answers 401: " in shell("vllm-gateway status").stderr)
         assert shell(f"vllm-gateway keys delete {key_id}").returncode == 0

@@ -32,6 +32,25 @@ def test_secret_is_printed_only_when_the_key_is_created() -> None:
         assert secret[17:] not in shown
 
 
+def test_keys_are_those_of_the_configuration_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = output_json("create", "--name", "a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    [listed] = output_json("list", "--config", "../gateway.yaml")["data"]
+    assert listed["id"] == made["id"]
+
+
+def test_no_command_makes_a_database(database: Path) -> None:
+    database.unlink()
+    assert faults("create", "--name", "a") == [
+        "sqlite+aiosqlite:///state/gateway.db: no gateway has made a database there; start one "
+        "with this configuration first, or name its configuration with --config"
+    ]
+    assert not database.exists()
+
+
 def test_create_takes_every_property() -> None:
     made = output_json(
         *("create", "--name", "n", "--owner", "o", "--role", "manager", "--expires", "12h"),

@@ -24,7 +24,7 @@ from app.auth import KeyStore
 from app.database import Database, DatabaseBusy, DatabaseUnavailable, Lane, NewerDatabase
 from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata, revision, usage_records
-from app.server.run import check_database
+from app.server.database import prepare_database
 from app.settings import ConfigError
 from app.usage import usage_report
 from tests.gateway import free_port, remote, settings_for
@@ -257,7 +257,7 @@ class TestNewerGateway:
         model = {"name": "demo", "engines": [remote("http://127.0.0.1:9")]}
         settings = settings_for(model, run_dir=tmp_path, state={"database_url": newer})
         with pytest.raises(ConfigError) as caught:
-            await asyncio.to_thread(check_database, settings)
+            await asyncio.to_thread(prepare_database, settings)
         [fault] = caught.value.faults
         assert "those of a newer gateway (revision 9999, this one has " in fault
         assert fault == fault.splitlines()[0]

@@ -4,17 +4,19 @@ import asyncio
 import os
 import sqlite3
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from app.database import Database, DatabaseUnavailable, NewerDatabase
+from app.database.backup import damage_after_unclean_end
 from app.database.migrate import HEAD
 from app.database.migration_process import migrate_in_child
-from app.server.run import check_database
+from app.server.database import other_database, prepare_database
 from app.settings import ConfigError, Settings
-from tests.gateway import free_port, remote, settings_for
+from tests.gateway import free_port, make_tables, remote, settings_for
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +78,10 @@ def not_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_new_file_gets_the_tables_and_is_private(settings: Settings, file: Path) -> None:
     before = os.umask(0)
     try:
-        check_database(settings)
+        assert prepare_database(settings)
     finally:
         os.umask(before)
+    assert not prepare_database(settings)
     assert revision(file) == HEAD
     assert {stat.S_IMODE(one.stat().st_mode) for one in file.parent.glob("gateway.db*")} == {0o600}
 
@@ -94,9 +97,9 @@ def test_current_tables_start_no_child_process(
     settings: Settings, file: Path, not_python: Path
 ) -> None:
     with pytest.raises(ConfigError, match="the migration failed with exit code 1"):
-        check_database(settings)
+        prepare_database(settings)
     migrate(url_of(file))
-    check_database(settings)
+    prepare_database(settings)
 
 
 def test_tables_of_a_newer_gateway_are_left_alone(settings: Settings, file: Path) -> None:
@@ -107,7 +110,7 @@ def test_tables_of_a_newer_gateway_are_left_alone(settings: Settings, file: Path
     with pytest.raises(NewerDatabase) as there:
         migrate_in_child(url_of(file))
     with pytest.raises(ConfigError) as caught:
-        check_database(settings)
+        prepare_database(settings)
     assert str(there.value) == str(here.value)
     assert caught.value.faults == [f"state.database_url <Database {url_of(file)}>: {here.value}"]
     assert revision(file) == "9999"
@@ -154,3 +157,78 @@ def test_child_that_cannot_be_started_is_a_fault(not_python: Path) -> None:
     not_python.unlink()
     with pytest.raises(DatabaseUnavailable, match="cannot start the migration: No such file"):
         migrate_in_child("sqlite+aiosqlite://")
+
+
+def test_a_new_database_beside_one_with_keys_is_said(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert other_database(settings) is None
+    forgotten = tmp_path / "var" / "gateway.db"
+    forgotten.parent.mkdir()
+    make_tables(forgotten)
+    assert other_database(settings) is None
+    with sqlite3.connect(forgotten) as connection:
+        columns = "id, name, owner, role, models, priority, weight, disabled, created_ms, revision"
+        values = "'a', 'a', 'a', 'client', '[]', 0, 1, 0, 1, 1"
+        connection.execute(f"INSERT INTO api_keys ({columns}) VALUES ({values})")
+    assert other_database(settings) == (
+        f"the database is new and has no keys, but {forgotten} has 1: to use that one, set "
+        "state.database_url; to copy it, stop the gateway: vllm-gateway db copy"
+    )
+
+
+FILL = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA journal_mode=WAL")
+connection.execute("CREATE TABLE filler (text)")
+connection.execute("CREATE INDEX filled ON filler (text)")
+with connection:
+    connection.executemany("INSERT INTO filler VALUES (?)", ((f"{i:0500}",) for i in range(2000)))
+print(flush=True)
+if sys.argv[2] == "wait":
+    sys.stdin.read()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_database_is_checked_after_an_unclean_end(settings: Settings, file: Path) -> None:
+    prepare_database(settings)
+    subprocess.run([sys.executable, "-c", FILL, str(file), "now"], check=False)
+    assert damage_after_unclean_end(file) is None
+    assert not prepare_database(settings)
+
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            FILL.replace("filler", "more").replace("filled", "mored"),
+            str(file),
+            "now",
+        ],
+        check=False,
+    )
+    with file.open("r+b") as damaged:
+        damaged.seek(40 * 4096)
+        damaged.write(b"\xff" * 40 * 4096)
+    with pytest.raises(
+        ConfigError, match=r"damaged: .*; restore a backup: vllm-gateway db restore"
+    ):
+        prepare_database(settings)
+
+
+def test_a_database_that_others_use_is_not_checked(settings: Settings, file: Path) -> None:
+    prepare_database(settings)
+    with subprocess.Popen(
+        [sys.executable, "-c", FILL, str(file), "wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        with file.open("r+b") as damaged:
+            damaged.seek(8 * 4096)
+            damaged.write(b"\xff" * 4096)
+        assert damage_after_unclean_end(file) is None
+        user.kill()

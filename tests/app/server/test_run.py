@@ -17,8 +17,8 @@ import yaml
 from app.auth.key_format import new_key
 from app.main import create_app
 from app.server.banner import banner
+from app.server.database import prepare_database
 from app.server.listen import listen, lock_run_dir
-from app.server.run import check_database
 from app.settings import ConfigError
 from tests.e2e.deployment import (
     COMMAND,
@@ -451,5 +451,5 @@ def test_a_database_file_that_cannot_be_made_is_one_clear_line(
     model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
     settings = settings_for(model, run_dir=tmp_path, state={"database_url": url})
     with pytest.raises(ConfigError) as caught:
-        check_database(settings)
+        prepare_database(settings)
     assert str(caught.value) == f"state.database_url <Database {url}>: /proc/{place}: {cause}"

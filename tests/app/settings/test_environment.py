@@ -27,11 +27,15 @@ class TestEnvironment:
         (tmp_path / ".env").write_text("GATEWAY_SERVER__PORT=9002\n")
         assert load(f"server: {{port: 9000}}\n{GOOD}").server.port == 9002
 
-    def test_dotenv_outside_of_the_working_directory_is_not_read(self, tmp_path: Path) -> None:
+    def test_dotenv_beside_the_file_is_read_and_the_one_here_overrides_it(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "etc").mkdir()
         (tmp_path / "etc" / ".env").write_text("GATEWAY_SERVER__PORT=9002\n")
         (tmp_path / "etc" / "gateway.yaml").write_text(GOOD)
-        assert load_settings(Path("etc/gateway.yaml")).server.port == 8000
+        assert load_settings(Path("etc/gateway.yaml")).server.port == 9002
+        (tmp_path / ".env").write_text("GATEWAY_SERVER__PORT=9003\n")
+        assert load_settings(Path("etc/gateway.yaml")).server.port == 9003
 
     def test_environment_overrides_dotenv(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,11 @@ COMMENT = b": keep-alive\n\n"
 # The end mark of a stream in OpenAI's dialect.
 DONE = b"data: [DONE]\n\n"
 
+# The last events of a stream, in any dialect. Lines cannot begin so inside of JSON.
+_STREAM_END = re.compile(
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))\r?$)",
+    re.MULTILINE,
+)
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
@@ -27,6 +32,11 @@ def whole_events(data: bytes) -> tuple[bytes, bytes]:
     if end == 0 and len(data) > EVENT_BYTES:
         return data, b""
     return data[:end], data[end:]
+
+
+def ends_stream(events: bytes) -> bool:
+    """Return whether the event that ends a stream is among these events."""
+    return _STREAM_END.search(events) is not None
 
 
 def split_events(events: bytes) -> list[bytes]:

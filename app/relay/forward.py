@@ -1,5 +1,6 @@
 """Forwards one request to one engine, and the engine's response to the client."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from app.asgi import ClientExchange, Headers
@@ -52,7 +53,7 @@ async def forward(
     finally:
         response.close()  # aborts a response that is not complete
         result.started = exchange.started
-        result.complete = exchange.response_complete
+        result.complete = exchange.response_complete or request.stream_ended
         result.bytes_out = exchange.bytes_out
 
 
@@ -83,6 +84,9 @@ async def _forward_stream(
             raise Interrupted(error, recording, meter) from None
         await end_stream(exchange, meter, as_gateway_error(error))
         raise Truncated(str(error)) from None
+    except asyncio.CancelledError:
+        request.stream_ended = stream.ended
+        raise
     finally:
         if movable is not None:
             replica.streams.discard(movable)

@@ -173,7 +173,7 @@ class ModelRequest:
             )  # fmt: skip
             await continuation.run(self._deaths + attempts.deaths)
         except (asyncio.CancelledError, ClientStalled):
-            canceled = True
+            canceled = not request.stream_ended
             raise
         finally:
             self._deaths += attempts.deaths

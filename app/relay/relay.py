@@ -108,6 +108,8 @@ class Relay:
             await self._send_error(shutting_down(), request)
 
     def _note_disconnect(self, request: RequestContext) -> None:
+        if request.stream_ended:
+            return
         refused = request.exchange.refused_status
         if refused is not None:
             request.aborted_status, request.error = refused, str(refused)

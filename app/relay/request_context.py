@@ -41,6 +41,8 @@ class RequestContext(msgspec.Struct, eq=False):
     # Replaces the response's status: 499, or what the connection has sent to a faulty request.
     aborted_status: int | None = None
     client_gone: bool = False  # it left, or stopped reading, before its response was complete
+    # It was canceled behind the last event of its stream: agents close the connection there.
+    stream_ended: bool = False
     # How often a stream went on at another engine, the tokens that were computed again for that,
     # and the reason why it did not go on, one of a bounded number of words.
     continued: int = 0

@@ -11,7 +11,7 @@ from time import perf_counter
 from app.asgi import ClientExchange, ClientStalled, Headers
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
-from app.sse import COMMENT, whole_events
+from app.sse import COMMENT, ends_stream, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
 from engines.base import EngineDied, EngineResponse
@@ -43,6 +43,7 @@ class EventStream:
         self._recording = recording
         self._held = b""  # the beginning of an event that is not complete
         self._last = 0.0  # when the last chunk was sent
+        self._sent = b""  # the last chunk
 
     async def run(self, headers: Headers) -> None:
         """Forward the whole stream. Raises EngineError, after everything that arrived before it.
@@ -92,7 +93,13 @@ class EventStream:
         if not data:
             return True
         self._note_sent()
+        self._sent = data
         return self._exchange.push(data)
+
+    @property
+    def ended(self) -> bool:
+        """True if the client has been sent the event that ends the stream."""
+        return ends_stream(self._sent)
 
     def _filter(self, events: bytes) -> bytes:
         """Return the part of whole events that the client gets."""

@@ -11,7 +11,7 @@ from app.console.guard import LOGIN, VISITOR
 from app.console.live import Drain, LiveResponse, LiveSource
 from app.console.rendering import HEADERS, STATIC_TYPES, Renderer
 from app.console.session import LIFETIME_S
-from app.console.sign_in import COOKIE, SignIn, check_same_origin
+from app.console.sign_in import COOKIE, SignIn, check_same_origin, is_over_tls
 from app.console.visitor import CONSOLE, Visitor, page_at
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
 from app.telemetry.metrics import Metrics
@@ -68,7 +68,7 @@ class Frame:
             cookie,
             max_age=LIFETIME_S,
             path=CONSOLE,
-            secure=request.url.scheme == "https",
+            secure=is_over_tls(request.scope["headers"]),
             httponly=True,
             samesite="strict",
         )

@@ -96,6 +96,16 @@ def check_same_origin(headers: RequestHeaders) -> None:
         raise PermissionDenied("a page of another site has sent this request")
 
 
+def is_over_tls(headers: RequestHeaders) -> bool:
+    """Return whether a form was sent over TLS, which a proxy in front ends.
+
+    By the browser's own word or the proxy's; a client that lies hides its session from itself.
+    """
+    fields = dict(headers)
+    forwarded = fields.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
+    return forwarded == b"https" or fields.get(b"origin", b"").startswith(b"https://")
+
+
 def check_request_token(headers: RequestHeaders, visitor: Visitor) -> None:
     """Check that a request comes from a page that was made for its session.
 

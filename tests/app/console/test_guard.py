@@ -74,6 +74,24 @@ async def test_the_cookie_is_for_the_console_and_no_script(stranger: httpx.Async
     assert KEY not in response.headers["set-cookie"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "secure"),
+    [
+        ({"origin": "https://gateway.example"}, True),
+        ({"x-forwarded-proto": "https"}, True),
+        ({"x-forwarded-proto": "https, http"}, True),
+        ({"origin": "http://gateway.example"}, False),
+        ({"origin": "null"}, False),
+        ({"x-forwarded-proto": "http"}, False),
+    ],
+)
+async def test_the_cookie_is_secure_behind_a_proxy_that_ends_tls(
+    stranger: httpx.AsyncClient, headers: dict[str, str], secure: bool
+) -> None:
+    response = await stranger.post("/console/login", data={"key": KEY}, headers=headers)
+    assert ("; secure" in response.headers["set-cookie"].lower()) is secure
+
+
 async def failures(gateway: Gateway) -> float:
     """Return how many keys were refused."""
     found = [

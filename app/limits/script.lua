@@ -71,6 +71,17 @@ local on_slot = function(command, key, ...)
   return result
 end
 
+-- Returns how many leases hold a slot. Of a full one, those are dropped that end later than any
+-- gateway's, also at no time: nothing else would ever end them.
+local busy_of = function(key, limit)
+  on_slot('ZREMRANGEBYSCORE', key, '-inf', number(now))
+  local busy = redis.call('ZCARD', key)
+  if busy >= limit and redis.call('ZREMRANGEBYSCORE', key, number(now + 10 * lease_s), '+inf') > 0 then
+    return redis.call('ZCARD', key)
+  end
+  return busy
+end
+
 local owe = function(key, debt)
   if debt > 0 then
     local expiry_ms = math.min(math.ceil(debt * 1000) + SPARE_MS, MAX_EXPIRY_MS)
@@ -112,8 +123,7 @@ for d, decision in ipairs(decisions) do
   local slots, buckets = next_keys(#limits), next_keys(#costs)
   local busy, debts, admitted = {}, {}, true
   for i, key in ipairs(slots) do
-    on_slot('ZREMRANGEBYSCORE', key, '-inf', number(now))
-    busy[i] = redis.call('ZCARD', key)
+    busy[i] = busy_of(key, limits[i])
     admitted = admitted and busy[i] < limits[i]
   end
   for i, key in ipairs(buckets) do

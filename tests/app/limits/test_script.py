@@ -291,6 +291,18 @@ def test_value_that_no_gateway_stores_is_replaced(
         assert all(0 <= debt_s < 1000 for debt_s in reading.debts)
 
 
+@pytest.mark.parametrize("score", ["inf", "1e308", "1e9"])
+def test_lease_that_no_gateway_would_end_frees_its_slot(
+    script: Script, client: redis.Redis, score: str
+) -> None:
+    terms = terms_of(ask(limits(concurrent=2)))
+    for term in terms.slots:
+        client.zadd(f"{{{script.prefix}}}:{term.place}", {"x": score, "y": score})
+    admitted = [script.call(requests=[script.request(terms)])[0].admitted for _ in range(3)]
+    print(f"{sum(admitted)} of 2 slots free beside two leases that end at {score}")
+    assert admitted == [1, 1, 0]
+
+
 def test_value_of_another_type_is_a_fault_of_that_key_alone(
     script: Script, client: redis.Redis
 ) -> None:

@@ -20,6 +20,8 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
+from app.fair_places import find_largest
+
 T = TypeVar("T")
 
 # Share of the tokens for lower priorities, while several priorities wait.
@@ -77,6 +79,10 @@ class _PriorityClass(Generic[T]):
                 self._sweep()
             flow = self._flows[key] = _Flow()
         return flow
+
+    def places(self) -> dict[str, int]:
+        """Return the number of waiting requests by key."""
+        return {key: len(flow.waiting) for key, flow in self._flows.items()}
 
     def push(self, entry: QueueEntry[T]) -> None:
         flow = entry.flow
@@ -174,6 +180,21 @@ class FairQueue(Generic[T]):
         if entry in entry.flow.waiting:
             self._classes[entry.priority].remove(entry)
             self._note_removed(entry.priority)
+
+    def find_displaced(self, key: str, priority: int) -> QueueEntry[T] | None:
+        """Return the entry that leaves a full queue for one of `key` (`app/fair_places.py`).
+
+        None: nobody leaves. A more important entry never does.
+        """
+        same = self._classes.get(priority)
+        own = 0 if same is None else same.places().get(key, 0)
+        for other in reversed(self._order):
+            if other < priority:
+                break
+            group = self._classes[other]
+            if (largest := find_largest({**group.places(), key: own}, key)) is not None:
+                return next(reversed(group.flow(largest).waiting))
+        return None
 
     def _next(self) -> int:
         """Return the priority that is served next."""

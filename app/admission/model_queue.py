@@ -48,7 +48,8 @@ class ModelQueue:
         self.suspended = 0  # of these, slots of requests that are at no engine for now
         # Notified of slots that become free while suspended requests wait for room.
         self._freed = ChangeNotifier()
-        # What each waiting request awaits: True, it has a slot; False, its timeout is over.
+        # What each waiting request awaits: True, it has a slot; False, its timeout is over; an
+        # error, it was displaced.
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._service_rate = ServiceRate()
         # Done at the next change of an engine; None: no request waits for that.
@@ -94,7 +95,7 @@ class ModelQueue:
         """
         began = perf_counter()
         if self._queue.size >= self.max_waiting:
-            raise self._overloaded(f"the queue of model {self.model!r} is full", began)
+            self._make_room(key_id, priority, began)
         if not self._queue.size:
             self._service_rate.restart(began)
         loop = asyncio.get_running_loop()
@@ -106,7 +107,7 @@ class ModelQueue:
         try:
             has_slot = await granted
         except BaseException:
-            if granted.done() and not granted.cancelled() and granted.result():
+            if _was_granted(granted):
                 self.release()
             raise
         finally:
@@ -155,6 +156,16 @@ class ModelQueue:
             self._idle.set()
             self._idle = None
 
+    def _make_room(self, key_id: str, priority: int, now: float) -> None:
+        """Refuse a waiting request instead of a new one of this key. Raises EngineOverloaded."""
+        error = self._overloaded(f"the queue of model {self.model!r} is full", now)
+        displaced = self._queue.find_displaced(key_id, priority)
+        if displaced is None:
+            raise error
+        self._queue.remove(displaced)
+        if not displaced.item.done():  # canceled or timed out, and its task has not run yet
+            displaced.item.set_exception(error)
+
     def _has_capacity(self) -> bool:
         return self._has_room(self.in_flight)
 
@@ -198,6 +209,12 @@ class ModelQueue:
         error = EngineOverloaded(f"{reason}; try again in {retry_after_s} s")
         error.retry_after_s = retry_after_s
         return error
+
+
+def _was_granted(granted: asyncio.Future[bool]) -> bool:
+    if not granted.done() or granted.cancelled():
+        return False
+    return granted.exception() is None and granted.result()
 
 
 def _time_out(granted: asyncio.Future[bool]) -> None:

@@ -37,6 +37,7 @@ class FallbackChain:
         self._services = services
         self._requested = requested
         self._endpoint = request.endpoint.label
+        self._key_id = request.principal.id
         # By name: a reload may replace any of them meanwhile.
         self._left = [name for name in requested.fallbacks if request.principal.allows(name)]
         self._waits_until = asyncio.get_running_loop().time() + requested.load_wait_s
@@ -72,8 +73,8 @@ class FallbackChain:
 
     async def wait(self) -> StartWait:
         """Return when the next step is another than to wait. Raises EngineOverloaded."""
-        model = self._requested
-        return await self._services.starts.wait(model.name, model.max_waiting, self._waited)
+        model, starts = self._requested, self._services.starts
+        return await starts.wait(model.name, self._key_id, model.max_waiting, self._waited)
 
     def _waited(self) -> bool:
         return self._services.admission.draining or self.next_step() != Wait()

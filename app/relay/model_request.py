@@ -111,7 +111,7 @@ class ModelRequest:
 
     async def _lease(self, model: Model, chain: FallbackChain | None) -> ModelLease:
         """Return a lease on a model that is loaded on demand. Raises what `wait` raises."""
-        lease = partial(self._services.loader.lease, model.name)
+        lease = partial(self._services.loader.lease, model.name, self._request.principal.id)
         if chain is not None:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
         return await self.wait(LOAD_WAIT, lease())

@@ -11,6 +11,7 @@ from functools import partial
 from math import ceil, inf
 
 from app.errors import EngineOverloaded, EngineUnavailable, GatewayError, shutting_down
+from app.fair_places import find_displaced
 from app.residency.forecast import UP, Forecast, remaining_s
 from app.residency.model_lease import ModelLease
 from app.residency.model_loads import ModelLoads
@@ -67,6 +68,7 @@ class OnDemandLoader(ModelLoads):
     async def lease(
         self,
         name: str,
+        key: str | None = None,
         *,
         yields: Callable[[], bool] | None = None,
         bound_s: float = inf,
@@ -79,7 +81,9 @@ class OnDemandLoader(ModelLoads):
         EngineOverloaded if the wait is or would be too long or too many requests wait, and
         EngineUnavailable if the model cannot be loaded.
 
-        A `resumed` request was interrupted: it waits for `bound_s`, however many others wait.
+        When too many wait, a request of another key may give up its place for one of `key`
+        (`fair_places.py`); None: it keeps its own, and displaces none. A `resumed` request was
+        interrupted: it waits for `bound_s`, however many others wait.
         """
         state = self._states.get(name)
         if state is None:
@@ -97,8 +101,8 @@ class OnDemandLoader(ModelLoads):
             if self._min_wait_s(state) > settings.load_wait_s:
                 raise self._overloaded(state, "takes longer to load than a request may wait")
             if len(state.waiting) >= settings.queue.max_waiting:
-                raise self._overloaded(state, "has as many requests waiting for it as it may")
-        return await self._wait(state, min(settings.load_wait_s, bound_s), yields)
+                self._make_room(state, key)
+        return await self._wait(state, min(settings.load_wait_s, bound_s), yields, key)
 
     async def load(self, name: str) -> None:
         """Load a model for an operator; return when it is loaded.
@@ -133,14 +137,27 @@ class OnDemandLoader(ModelLoads):
         self._decide()
         await self.changes.wait_for(lambda: not state.unload_requested)
 
+    def _make_room(self, state: ModelState, key: str | None) -> None:
+        """Refuse a waiting request instead of a new one of `key`. Raises EngineOverloaded."""
+        displaced = None if key is None else find_displaced(state.waiting, key)
+        if displaced is None:
+            raise self._overloaded(state, "has as many requests waiting for it as it may")
+        reason = "has as many requests waiting for it as it may, most of them of this key"
+        displaced.set_result(self._overloaded(state, reason))
+        del state.waiting[displaced]
+
     async def _wait(
-        self, state: ModelState, timeout_s: float, yields: Callable[[], bool] | None = None
+        self,
+        state: ModelState,
+        timeout_s: float,
+        yields: Callable[[], bool] | None = None,
+        key: str | None = None,
     ) -> ModelLease:
         """Return a lease once it is granted."""
         loop = asyncio.get_running_loop()
         name, began = state.model.name, loop.time()
         granted: LeaseFuture = loop.create_future()
-        state.waiting[granted] = None
+        state.waiting[granted] = key
         if state.available:
             state.answer(None)
         timeout: asyncio.TimerHandle | None = None

@@ -62,8 +62,8 @@ class ModelState:
     retry_at: float = 0.0
     # Category of a permanent fault, after which requests do not load it; None: no such fault.
     blocked_by: str | None = None
-    # Waiting requests, in order of arrival.
-    waiting: dict["LeaseFuture", None] = field(default_factory=dict)
+    # Waiting requests with their keys, in order of arrival; None: it keeps its place.
+    waiting: dict["LeaseFuture", str | None] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:

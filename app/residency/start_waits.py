@@ -11,6 +11,7 @@ from time import perf_counter
 import msgspec
 
 from app.errors import EngineOverloaded
+from app.fair_places import find_displaced
 from app.telemetry.metrics import Metrics
 from engines.base import ChangeNotifier
 
@@ -44,38 +45,62 @@ class StartWait(msgspec.Struct, frozen=True):
     waited_s: float
 
 
+class _Place:
+    """The place of a waiting request."""
+
+    __slots__ = ("displaced",)
+
+    def __init__(self) -> None:
+        self.displaced = False
+
+
 class StartWaits:
-    """The number of requests that wait for a start, by model; models without any are left out."""
+    """The requests that wait for a start, by model; models without any are left out."""
 
     def __init__(self, metrics: Metrics, changes: ChangeNotifier) -> None:
         self._metrics = metrics
         self._changes = changes
-        self._waiting: dict[str, int] = {}
+        self._waiting: dict[str, dict[_Place, str | None]] = {}  # with their keys
 
     def waiting(self, model: str) -> int:
         """Return the number of requests that wait for a model."""
-        return self._waiting.get(model, 0)
+        return len(self._waiting.get(model, ()))
 
-    async def wait(self, model: str, most: int, over: Callable[[], bool]) -> StartWait:
+    async def wait(self, model: str, key: str, most: int, over: Callable[[], bool]) -> StartWait:
         """Return once `over` returns True.
 
-        Raises EngineOverloaded if `most` requests wait for the model already.
+        Raises EngineOverloaded if `most` requests wait for the model already, and none of another
+        key gives up its place (`fair_places.py`), or if this one has to.
         """
-        before = self._waiting.get(model, 0)
-        if before >= most:
-            raise EngineOverloaded(
-                f"the model {model!r} is starting and has as many requests waiting as it may"
-            )
+        waiting = self._waiting.setdefault(model, {})
+        if len(waiting) >= most:
+            self._make_room(model, waiting, key)
         began = perf_counter()
-        self._waiting[model] = before + 1
+        place = _Place()
+        waiting[place] = key
         self._metrics.queue_depth.add((model,), 1)
         try:
-            await self._changes.wait_for(over)
+            await self._changes.wait_for(lambda: place.displaced or over())
         finally:
-            left = self._waiting.pop(model) - 1
-            if left:
-                self._waiting[model] = left
+            waiting.pop(place, None)
+            if not waiting and self._waiting.get(model) is waiting:
+                del self._waiting[model]
             waited_s = perf_counter() - began
             self._metrics.queue_depth.add((model,), -1)
             self._metrics.queue_wait.observe((model,), waited_s)
+        if place.displaced:
+            raise _overloaded(model)
         return StartWait(waited_s)
+
+    def _make_room(self, model: str, waiting: dict[_Place, str | None], key: str) -> None:
+        displaced = find_displaced(waiting, key)
+        if displaced is None:
+            raise _overloaded(model)
+        del waiting[displaced]
+        displaced.displaced = True  # it leaves at the next change: to wake it wakes all
+
+
+def _overloaded(model: str) -> EngineOverloaded:
+    return EngineOverloaded(
+        f"the model {model!r} is starting and has as many requests waiting as it may"
+    )

@@ -232,6 +232,46 @@ class TestRefusal:
         await run_pending_tasks()
         assert one.admission.waiting == 2
 
+    async def test_key_that_fills_the_queue_gives_places_to_others(self, start: Start) -> None:
+        one = start(max_in_flight=1, max_waiting=8)
+        one.ask("runs")
+        flood = [one.ask(f"flood-{number}", "flood") for number in range(8)]
+        await run_pending_tasks()
+        others = [one.ask(f"other-{number}", "other") for number in range(6)]
+        single = one.ask("single")
+        urgent = one.ask("urgent", "flood", -1)
+        await run_pending_tasks()
+        refused = [task for task in (*flood, *others, single, urgent) if task.done()]
+        print(f"{sum(not task.done() for task in (*others, single))} of 7 of other keys wait")
+        # Half each, then one for the third and one for the urgent one; the newest have left.
+        assert refused == [*flood[3:], *others[3:]]
+        for task in refused:
+            with pytest.raises(EngineOverloaded, match="the queue of model 'demo' is full; try"):
+                await task
+        assert one.admission.waiting == 8
+
+    async def test_less_important_request_displaces_none(self, start: Start) -> None:
+        one = start(max_in_flight=1, max_waiting=2)
+        for number in range(3):
+            one.ask(f"flood-{number}", "flood", 0)
+        await run_pending_tasks()
+        with pytest.raises(EngineOverloaded):
+            await one.ask("other", "other", 1)
+        one.ask("important", "important", -1)
+        await run_pending_tasks()
+        assert one.tasks["flood-2"].done()
+
+    async def test_displaced_request_that_is_canceled_leaves_nothing(self, start: Start) -> None:
+        one = start(max_in_flight=1, max_waiting=2)
+        for number in range(3):
+            one.ask(f"flood-{number}", "flood")
+        await run_pending_tasks()
+        one.ask("other")
+        await asyncio.sleep(0)
+        one.tasks["flood-2"].cancel()
+        await asyncio.wait([one.tasks["flood-2"]])
+        assert one.admission.waiting == 2
+
     async def test_retry_after_follows_the_service_rate(
         self, monkeypatch: pytest.MonkeyPatch, start: Start
     ) -> None:

@@ -179,6 +179,26 @@ class TestRefusals:
         with await waits:
             pass
 
+    async def test_key_that_fills_the_queue_gives_places_to_others(
+        self, start: StartLoader
+    ) -> None:
+        engine = closed("a")
+        scene = start(on_demand(engine, queue={"max_waiting": 4}))
+        flood = [asyncio.create_task(scene.loader.lease("a", "flood")) for _ in range(4)]
+        await scene.until_waiting(4)
+        others = [asyncio.create_task(scene.loader.lease("a", "other")) for _ in range(3)]
+        await wait_until(lambda: sum(task.done() for task in (*flood, *others)) == 3)
+        done = [task.done() for task in (*flood, *others)]
+        assert done == [False, False, True, True, False, False, True]
+        for task in (*flood, *others):
+            if task.done():
+                with pytest.raises(EngineOverloaded, match="as many requests waiting for it"):
+                    await task
+        engine.gate.set()
+        for task in (*flood[:2], *others[:2]):
+            with await task:
+                pass
+
     async def test_failed_load_is_answered_to_all_and_backs_off(
         self, start: StartLoader, caplog: pytest.LogCaptureFixture
     ) -> None:

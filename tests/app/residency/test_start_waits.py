@@ -22,8 +22,8 @@ class Waits:
     def metric(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(name, {"model": "demo"}) or 0.0
 
-    async def wait(self, number: int = 0, most: int = 8) -> float:
-        waited = await self.starts.wait("demo", most, lambda: self.up)
+    async def wait(self, number: int = 0, most: int = 8, key: str = "key") -> float:
+        waited = await self.starts.wait("demo", key, most, lambda: self.up)
         self.order.append(number)
         return waited.waited_s
 
@@ -67,6 +67,19 @@ async def test_number_of_waits_is_bounded(waits: Waits) -> None:
     assert waits.starts.waiting("demo") == 2
     waits.become_up()
     await asyncio.gather(*tasks)
+
+
+async def test_key_that_fills_the_queue_gives_places_to_others(waits: Waits) -> None:
+    tasks = await waits.waiting(4)
+    others = [asyncio.create_task(waits.wait(10 + n, most=4, key="other")) for n in range(3)]
+    refused = await asyncio.gather(tasks[2], tasks[3], others[2], return_exceptions=True)
+    assert [type(error) for error in refused] == [EngineOverloaded] * 3
+    assert waits.starts.waiting("demo") == 4
+    assert waits.metric("gateway_queue_depth") == 4
+    waits.become_up()
+    await asyncio.gather(*tasks[:2], *others[:2])
+    assert waits.order == [0, 1, 10, 11]
+    assert waits.starts.waiting("demo") == 0
 
 
 async def test_canceled_wait_leaves_nothing(waits: Waits) -> None:

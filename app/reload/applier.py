@@ -82,6 +82,7 @@ class Applier:
         reports = [ModelReport(one.name, Outcome.REMOVED) for one in removed]
         changed = [change for change in found.changed if not change.needs_engines]
         self._apply_settings(changed)
+        await asyncio.sleep(0)  # with many models each step takes milliseconds
         await asyncio.gather(*map(self._fleet.retire, removed))
         for change in found.changed:
             if change.needs_engines:
@@ -95,8 +96,9 @@ class Applier:
                 fault = await self._add(addition)
                 outcome = Outcome.ADDED if fault is None else Outcome.NOT_ADDED
                 reports.append(ModelReport(addition.model.name, outcome, fault))
+        owners = self._owners()
         for change in changed:
-            reason = self._name_conflict(change.new)
+            reason = _name_conflict(change.new, owners)
             reports.append(ModelReport(change.new.name, Outcome.CHANGED, reason))
         return tuple(reports)
 
@@ -114,33 +116,38 @@ class Applier:
     def _apply_settings(self, changed: Sequence[ModelChange]) -> None:
         """Apply the new settings of models, without aliases that other models still have.
 
-        Twice, since a model may give up an alias that one before it takes.
+        A model without all of its aliases is tried again: one after it may have given them up.
         """
-        for change in (*changed, *changed):
-            deployment = self._fleet.deployments[change.new.name]
-            others = self._names_of_others(deployment)
-            aliases = tuple(alias for alias in change.new.aliases if alias not in others)
-            model = change.effective.model_copy(update={"aliases": aliases})
-            self._fleet.configure(deployment, model)
-            self._reprice(model)
+        owners = self._owners()
+        incomplete = [change for change in changed if not self._configure(change, owners)]
+        for change in incomplete:
+            self._configure(change, owners)
+        self._reprice([change.effective for change in changed])
         self._fleet.publish()
 
-    def _reprice(self, model: ModelSettings) -> None:
+    def _configure(self, change: ModelChange, owners: dict[str, str]) -> bool:
+        """Apply the new settings of a model; return whether it has all of its aliases.
+
+        `owners` has the names of all models.
+        """
+        name = change.new.name
+        deployment = self._fleet.deployments[name]
+        for before in deployment.settings.names:
+            owners.pop(before, None)
+        aliases = tuple(alias for alias in change.new.aliases if alias not in owners)
+        model = change.effective.model_copy(update={"aliases": aliases})
+        owners |= dict.fromkeys(model.names, name)
+        self._fleet.configure(deployment, model)
+        return aliases == change.new.aliases
+
+    def _reprice(self, models: Sequence[ModelSettings]) -> None:
         days = self._in_force.settings.usage.retention_days
-        self._adjustable.ledger.reprice({model.name: model.price}, days)
+        self._adjustable.ledger.reprice({model.name: model.price for model in models}, days)
 
-    def _names_of_others(self, deployment: ModelDeployment | None) -> dict[str, str]:
-        """Return the names and aliases of all other models, each with its model."""
-        others = (one for one in self._fleet.deployments.values() if one is not deployment)
-        return {name: one.name for one in others for name in one.settings.names}
-
-    def _name_conflict(self, model: ModelSettings) -> str | None:
-        """Return which of a model's names still belong to others; None: no conflict."""
-        others = self._names_of_others(self._fleet.deployments.get(model.name))
-        conflicts = (
-            f"{name} is still a name of {others[name]}" for name in model.names if name in others
-        )
-        return "; ".join(conflicts) or None
+    def _owners(self) -> dict[str, str]:
+        """Return the names and aliases of all models, each with its model."""
+        deployments = self._fleet.deployments.values()
+        return {name: one.name for one in deployments for name in one.settings.names}
 
     # Engines
 
@@ -212,9 +219,9 @@ class Applier:
     async def _add(self, addition: Addition) -> str | None:
         """Add a model and start it; return why it was not added."""
         model = addition.model
-        if (fault := self._name_conflict(model)) is not None:
+        if (fault := _name_conflict(model, self._owners())) is not None:
             return fault
-        self._reprice(model)
+        self._reprice([model])
         try:
             deployment = await self._fleet.add(model, addition.configs)
         except NotStarted as error:
@@ -222,3 +229,13 @@ class Applier:
         if model.discovering:
             await self._servers.wait_until_settled((deployment,))
         return None
+
+
+def _name_conflict(model: ModelSettings, owners: Mapping[str, str]) -> str | None:
+    """Return which of a model's names still belong to others; None: no conflict."""
+    conflicts = (
+        f"{name} is still a name of {owners[name]}"
+        for name in model.names
+        if owners.get(name, model.name) != model.name
+    )
+    return "; ".join(conflicts) or None

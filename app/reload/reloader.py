@@ -87,19 +87,22 @@ class Reloader:
             except ConfigError as error:
                 raise InvalidConfiguration("\n".join(error.faults)) from None
             running = {name: one.configs for name, one in fleet.deployments.items()}
-            found = difference(fleet.in_force.settings, new, running)
+            old = fleet.in_force.settings
+            found = await asyncio.to_thread(difference, old, new, running)
             found, placed = await asyncio.to_thread(self._planner.plan, found, self._closed)
-            lines = tuple(found.lines())
+            lines = await asyncio.to_thread(lambda: tuple(found.lines()))
             effects = tuple(request_effects(found))
             if dry_run or not found:
                 return Report(dry_run, lines, effects=effects)
-            fleet.builder.use(placed)
-            fleet.builder.withhold(new.key_variables)
             for line in lines:
                 log.info("reload: %s", line)
+                await asyncio.sleep(0)  # there may be a thousand
+            fleet.builder.use(placed)
+            fleet.builder.withhold(new.key_variables)
             reports = await self._applier.apply(found)
             for report in reports:
                 log.log(logging.INFO if report.done else logging.ERROR, "reload: %s", report)
+                await asyncio.sleep(0)
             return Report(False, lines, reports, effects)
 
 

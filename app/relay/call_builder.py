@@ -92,6 +92,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
             opens_without_token=self.request.endpoint.label != COMPLETIONS,
             fingerprint=replica.fingerprint,
             withhold_metadata=rewrite.withhold_metadata,
+            members=len(body.members),
             model_line=self.model.header_line + _dropped_line(rewrite.dropped),
             recording=recording,
         )

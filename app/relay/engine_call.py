@@ -38,6 +38,8 @@ class EngineCall(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
     # The client asked for bytes without their metadata.
     withhold_metadata: bool = False
+    # Number of members that the client sent.
+    members: int = 0
     # Encoded header line that names the model.
     model_line: bytes = b""
     # The record by which the stream can go on at another engine; None: it cannot.

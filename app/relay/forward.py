@@ -49,7 +49,7 @@ async def forward(
         elif result.meter is not None:
             raise EngineFailed("the engine did not go on with a stream")
         else:
-            await forward_plain(response, request, head, result)
+            await forward_plain(response, request, head, result, call.members)
     finally:
         response.close()  # aborts a response that is not complete
         result.started = exchange.started

@@ -4,6 +4,7 @@ An engine's own error is translated between the dialects of OpenAI and Anthropic
 """
 
 import logging
+import re
 
 import msgspec
 
@@ -30,6 +31,12 @@ METADATA = b"metadata"
 KEY_REJECTED = (401, 403)
 # vLLM's response where its model has no such task, hence no such route (Starlette's wording).
 NO_ROUTE = b'{"detail":"Not Found"}'
+
+# vLLM's words for a missing member of the body's own object.
+_MISSING = re.compile(
+    rb"('type': 'missing', 'loc': 'body\.[^'.]{1,256}', 'msg': '[^']{1,256}', 'input': '<dict of )"
+    rb"[0-9]+( items>')"
+)
 
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -112,9 +119,11 @@ def _check_status(status: int, content_type: bytes) -> None:
 
 
 async def forward_plain(
-    response: EngineResponse, request: RequestContext, head: Head, result: CallResult
+    response: EngineResponse, request: RequestContext, head: Head, result: CallResult, members: int
 ) -> None:
     """Send a response that is no stream; note its usage in `result` before it is sent.
+
+    The client's request had so many `members`.
 
     A response of up to WHOLE_BYTES is read before its head is sent, so that a broken one becomes an
     error with a status: raises GatewayError and NotRouted. A larger one (a batch of embeddings,
@@ -135,8 +144,10 @@ async def forward_plain(
     if status >= 400:
         if status == 404 and body == NO_ROUTE:
             raise NotRouted
-        if translated := translate_error(body, status, exchange.dialect):
-            body = translated
+        before = len(body)
+        body = with_own_count(body, members)
+        body = translate_error(body, status, exchange.dialect) or body
+        if len(body) != before:
             length = (b"content-length", b"%d" % len(body))
             headers = [*(pair for pair in headers if pair[0] != b"content-length"), length]
     result.usage = read_usage(body) or head.usage
@@ -195,6 +206,14 @@ def as_gateway_error(error: EngineError) -> GatewayError:
     if isinstance(error, EngineTimeout):
         return EngineTooSlow("the engine stopped answering in time")
     return EngineFailed("the engine failed before its answer was whole")
+
+
+def with_own_count(body: bytes, members: int) -> bytes:
+    """Return vLLM's error for a missing field with the number of members that the client sent.
+
+    vLLM counts those of the request as it got it, with what the gateway has added.
+    """
+    return body if len(body) > ERROR_BYTES else _MISSING.sub(rb"\g<1>%d\2" % members, body)
 
 
 def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:

@@ -165,4 +165,7 @@ class _Fetched:
         host = url[1].lower().rstrip(".") if url else None
         if host not in self._domains:
             what = f"from {host}" if host else "by this address"
-            raise MediaNotAllowed(f"media {what} are not fetched here; send them as data: URLs")
+            raise MediaNotAllowed(
+                f"media {what} are not fetched here; if the model takes "
+                "media at all, send them as data: URLs"
+            )

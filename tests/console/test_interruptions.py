@@ -1,11 +1,13 @@
 """Open pages while the gateway restarts, the session expires, or the browser sleeps."""
 
 import asyncio
+import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.async_api import Browser, Page, expect
 
@@ -118,19 +120,28 @@ async def test_two_hundred_pages_at_once_show_the_same_state(site: Site) -> None
         watched_page = await stack.enter_async_context(site.visit(Role.ADMIN))
         await watched_page.page.goto(OVERVIEW)
         await in_flight(watched_page.page, 0)
-        lines = [stream.aiter_lines() for stream in streams]
-        first = await asyncio.gather(*(next_regions(one) for one in lines))
-        assert len(set(first)) == 1
+        viewers = [stack.enter_context(viewing(stream)) for stream in streams]
+        await wait_until(lambda: viewers[0] and all(one == viewers[0] for one in viewers))
+        idle = dict(viewers[0])
         async with one_in_flight(site):
-            changed = await asyncio.gather(*(next_regions(one) for one in lines))
             await in_flight(watched_page.page, 1)
-        assert len(set(changed)) == 1
-        assert changed[0] != first[0]
+            await wait_until(
+                lambda: all(one == viewers[0] for one in viewers) and viewers[0] != idle
+            )
 
 
-async def next_regions(lines: AsyncIterator[str]) -> str:
-    """Return the data of a stream's next event."""
-    async for line in lines:
-        if line.startswith("data: "):
-            return line
-    raise AssertionError("the stream has ended")
+@contextmanager
+def viewing(stream: httpx.Response) -> Iterator[dict[str, str]]:
+    """Follow a stream of live regions; yield what a page would show of them."""
+    shown: dict[str, str] = {}
+
+    async def follow() -> None:
+        async for line in stream.aiter_lines():
+            if line.startswith("data: "):
+                shown.update(json.loads(line.removeprefix("data: ")))
+
+    task = asyncio.create_task(follow())
+    try:
+        yield shown
+    finally:
+        task.cancel()

@@ -42,14 +42,16 @@ PATIENCE_S = 40
 
 
 @contextmanager
-def generation(deployment: Deployment, *, stream: bool) -> Iterator[socket.socket]:
-    """Begin CHOICES answers of TOKENS tokens each, some minutes' work."""
+def generation(
+    deployment: Deployment, *, stream: bool, choices: int = CHOICES
+) -> Iterator[socket.socket]:
+    """Begin answers of TOKENS tokens each; CHOICES of them are some minutes' work."""
     body = json.dumps(
         {
             "model": "demo",
             "messages": [{"role": "user", "content": "Hello!"}],
             "stream": stream,
-            "n": CHOICES,
+            "n": choices,
             "temperature": 1.0,
             "max_tokens": TOKENS,
             "ignore_eos": True,

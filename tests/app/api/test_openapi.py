@@ -226,6 +226,7 @@ async def errors_of(gateway: Gateway, path: str, fake: Fake) -> list[httpx.Respo
         await ask(gateway, path, model="ruled", tools=[]),
         await ask(gateway, path, messages=[{"role": "user", "content": [IMAGES[path]]}]),
         await gateway.client.post(path, content=b"{"),
+        await gateway.client.post(path, content=b"{}", headers={"content-encoding": "br"}),
         await gateway.client.get(path),
     ]
     busy.cancel()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, text
 
 from app.database import Database, DatabaseError, DatabaseUnavailable
 from app.database.backup import back_up, check, copy, restore
@@ -23,6 +23,7 @@ from app.database.sqlite_backup import BackupFault
 from tests.app.usage.records import opened
 from tests.gateway import make_tables
 from tests.services import PostgresServer
+from tests.waiting import PATIENCE_S
 
 # Commits a record at a time for ever, in the mode of the gateway, and says so once.
 WRITER = textwrap.dedent("""
@@ -181,15 +182,17 @@ async def test_what_is_no_sound_backup_replaces_nothing(
 async def fill(database: Database) -> None:
     """Write rows of every type of column."""
     async with database.write() as connection:
-        for number in range(2500):
-            values: dict[str, Any] = {
+        records: list[dict[str, Any]] = [
+            {
                 "id": f"r{number}", "at_ms": number, "request_id": "r", "key_id": "k",
                 "model": "m", "engine": "e", "endpoint": "chat", "status": 200,
                 "outcome": "completed", "prompt_tokens": number, "cached_tokens": 0,
                 "completion_tokens": 2**40, "reasoning_tokens": 0, "estimated": bool(number % 2),
                 "queue_ms": None, "ttft_ms": 0.1 * number, "total_ms": 1.5, "cost_nano": number,
-            }  # fmt: skip
-            await connection.execute(insert(usage_records), values)
+            }
+            for number in range(2500)
+        ]  # fmt: skip
+        await connection.execute(insert(usage_records), records)
         key = {
             "id": "k", "name": "é\u2028", "owner": "", "role": "client", "digest": bytes(range(32)),
             "models": ["*", "a\"b"], "fields": None, "priority": 0, "weight": 1, "disabled": False,
@@ -213,7 +216,7 @@ async def contents(url: str) -> dict[str, list[tuple[Any, ...]]]:
 class TestPostgres:
     @pytest.fixture
     async def filled(self, file: Path) -> Path:
-        async with opened(url_of(file)) as database:
+        async with opened(url_of(file), deadline_s=PATIENCE_S) as database:
             await fill(database)
         return file
 
@@ -248,13 +251,16 @@ class TestPostgres:
         self, filled: Path, own_postgres: PostgresServer
     ) -> None:
         there = own_postgres.url("postgres")
-        async with opened(there):
-            pass
-        copying = asyncio.create_task(copy(url_of(filled), there))
-        await asyncio.sleep(0.3)
-        copying.cancel()
-        await asyncio.gather(copying, return_exceptions=True)
-        assert (await contents(there))["usage_records"] == []
+        async with opened(there, deadline_s=PATIENCE_S) as database, database.write() as other:
+            await other.execute(text("LOCK TABLE usage_records IN SHARE MODE"))
+            copying = asyncio.create_task(copy(url_of(filled), there))
+            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            while not copying.done() and not await other.scalar(waiting):
+                await asyncio.sleep(0.02)
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+        left = await contents(there)
+        assert (left["api_keys"], left["usage_records"]) == ([], [])
         assert (await copy(url_of(filled), there))["usage_records"] == 2500
 
     async def test_a_server_that_is_away_is_one_line(

@@ -1,9 +1,13 @@
 """Shapes of large JSON bodies, and a search for those that stop the event loop longest. Pure."""
 
+import gzip
+import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 
 import msgspec
+from backports import zstd
 
 # Where the bulk of a body is, by the member's name, and what surrounds it there.
 PLACES = (
@@ -32,6 +36,12 @@ ADDRESSES = (
     b'{"type":"tool_use","input":{"url":"http://not.allowed/%b"}}',
 )
 MAX_ITEMS = 90_000
+CODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "gzip": partial(gzip.compress, compresslevel=1),
+    "deflate": zlib.compress,
+    "zstd": zstd.compress,
+}
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -46,6 +56,11 @@ class Shape(msgspec.Struct, frozen=True):
     addresses: int = 0
     tail: bytes = b"\\\\"  # of each address, 8 KB
     stream: bool = False
+    coding: str = ""
+
+    def encoded(self, size: int) -> bytes:
+        """Return the body of so many bytes, in its Content-Encoding."""
+        return CODINGS[self.coding](self.build(size))
 
     def build(self, size: int) -> bytes:
         """Return a body of about `size` bytes at most."""
@@ -87,6 +102,7 @@ def random_shape(random: Random, paths: Iterable[str]) -> Shape:
         random.choice((1, 100, 1000, 2040)),
         random.choice(TEXTS),
         random.random() < 0.5,
+        random.choice(["", "", *CODINGS]),
     )  # fmt: skip
 
 

@@ -280,6 +280,8 @@ class Engine(ABC):
         # Set for good before the last stop of an engine that belongs to no model any more: a caller
         # that has found it before must not start it again.
         self.retired = False
+        # An operator restarts it: it is going to be READY again, whatever its state is now.
+        self.is_restarted = False
 
     @property
     def name(self) -> str:

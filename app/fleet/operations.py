@@ -92,12 +92,18 @@ class ModelOperations:
         Raises RouteNotFound, Conflict for a remote engine, and EngineUnavailable.
         """
         _, replica = self._catalogue.find_replica(engine)
-        if not replica.engine.capabilities.managed:
+        restarted = replica.engine
+        if not restarted.capabilities.managed:
             raise errors.Conflict(f"engine {engine} is remote: it is started where it runs")
         # The engine refuses requests from the first step of `stop` on, before a stream chooses.
-        move_streams(replica, "it is restarted")
-        await replica.engine.stop(STOP_GRACE_S)
-        await self._each((replica,), _bring_up)
+        restarted.is_restarted = True
+        try:
+            move_streams(replica, "it is restarted")
+            await restarted.stop(STOP_GRACE_S)
+            await self._each((replica,), _bring_up)
+        finally:
+            restarted.is_restarted = False
+            restarted.changes.notify()
 
     def open_log(self, engine: str) -> LogFollower:
         """Return a reader of an engine's log. Raises RouteNotFound, and Conflict without a log."""

@@ -4,11 +4,12 @@ import logging
 from math import ceil
 
 from app import errors
+from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
 from app.residency import remaining_s
 from app.routing import Model, Replica, RoutingHints
 from app.telemetry.metrics import Metrics
-from engines.base import EngineError, EngineNotReady, EngineTimeout
+from engines.base import EngineDied, EngineError, EngineNotReady, EngineTimeout
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +25,22 @@ class Attempts:
     disconnect at any.
     """
 
-    __slots__ = ("_hints", "_left", "_metrics", "_model", "_reached", "_request", "_sent", "fault")
+    __slots__ = (
+        "_hints", "_left", "_metrics", "_model", "_reached", "_request", "_sent", "fault", "lost",
+    )  # fmt: skip
 
     def __init__(
-        self, model: Model, hints: RoutingHints, request: RequestContext, metrics: Metrics
+        self,
+        model: Model,
+        hints: RoutingHints,
+        request: RequestContext,
+        metrics: Metrics,
+        deaths: int = 0,
     ) -> None:
-        """`hints` are for the model's routing policy."""
+        """`hints` are for the model's routing policy.
+
+        `deaths` are of the model's engines, after they had been sent the request.
+        """
         self._model = model
         self._hints = hints
         pinned = request.pinned_engine
@@ -40,12 +51,13 @@ class Attempts:
         self._metrics = metrics
         # Model and engine that were reached before the current attempt.
         self._reached: tuple[str, str | None]
-        self._sent = 0
+        self._sent = deaths
         self.fault: EngineError | None = None  # of the previous attempt
+        self.lost: LostEngine | None = None  # the last engine that died with the request
 
     @property
     def deaths(self) -> int:
-        """The number of engines that failed after they had been sent the request."""
+        """The number of the model's engines that failed after they had been sent the request."""
         return self._sent
 
     def next_replica(self) -> Replica:
@@ -82,6 +94,8 @@ class Attempts:
             name = self._model.name
             raise errors.EngineTooSlow(f"no answer from model {name!r} in time") from None
         self._sent += 1
+        died = isinstance(fault, EngineDied) and replica.engine.capabilities.managed
+        self.lost = LostEngine(replica.engine) if died else None
 
     def _none_left(self) -> errors.GatewayError:
         model = self._model

@@ -1,9 +1,10 @@
-"""The fallbacks that are left for a request, and whether it waits for its own model meanwhile.
+"""The fallbacks that are left for a request, and whether it waits for its own model.
 
 The rule itself is pure (`app/residency/forecast.py`); here it gets the forecasts of the models.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from app.errors import (
     EngineFailed,
@@ -13,9 +14,19 @@ from app.errors import (
     ModelNotFound,
     RateLimited,
 )
+from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
 from app.relay.services import RelayServices
-from app.residency import NextStep, StartWait, Use, Wait, next_step
+from app.residency import (
+    Ask,
+    GiveUp,
+    NextStep,
+    StartWait,
+    Use,
+    Wait,
+    next_step,
+    own_step,
+)
 from app.routing import Model
 
 # The errors by which a model cannot serve a request, before any of its response has been sent. The
@@ -26,7 +37,7 @@ CANNOT_SERVE = (
 
 
 class FallbackChain:
-    """The fallbacks of one request. Use it once."""
+    """The fallbacks of one request, which may be none. Use it once."""
 
     def __init__(
         self,
@@ -71,13 +82,29 @@ class FallbackChain:
         """Return whether a fallback serves the request sooner than the requested model."""
         return isinstance(self.next_step(), Use)
 
-    async def wait(self) -> StartWait:
-        """Return when the next step is another than to wait. Raises EngineOverloaded."""
-        model, starts = self._requested, self._services.starts
-        return await starts.wait(model.name, self._key_id, model.max_waiting, self._waited)
+    def own_step(self, lost: LostEngine | None) -> Ask | Wait | GiveUp:
+        """Return the next step where no fallback is left: see `app.residency.forecast`.
 
-    def _waited(self) -> bool:
-        return self._services.admission.draining or self.next_step() != Wait()
+        `lost` is the engine that died with the request.
+        """
+        requested = self._requested
+        if lost is not None and lost.unnoticed:
+            return GiveUp() if lost.overdue else Wait()
+        if requested.on_demand:
+            return Ask()  # the loader knows when it comes back, and bounds the wait
+        current = self._services.catalogue.current(requested)
+        forecast = self._services.forecasts.of(current)
+        return own_step(forecast, most_s=requested.load_wait_s, left_s=self.left_s)
+
+    async def wait(self, next_step: Callable[[], NextStep] | None = None) -> StartWait:
+        """Return when the next step is another than to wait. Raises EngineOverloaded."""
+        model, services = self._requested, self._services
+        step = next_step or self.next_step
+
+        def waited() -> bool:
+            return services.admission.draining or step() != Wait()
+
+        return await services.starts.wait(model.name, self._key_id, model.max_waiting, waited)
 
     def _find(self, name: str) -> Model | None:
         model = self._services.catalogue.get(name)

@@ -1,10 +1,18 @@
 """Serves a request whose model could not: by a fallback, or by that model once it is up."""
 
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
-from app.errors import EngineFailed, EngineTooSlow, EngineUnavailable, GatewayError
+from app.errors import (
+    EngineFailed,
+    EngineOverloaded,
+    EngineTooSlow,
+    EngineUnavailable,
+    GatewayError,
+)
 from app.limits import LimitRequest
+from app.relay.attempts import ATTEMPTS_AFTER_SENDING
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
@@ -30,7 +38,10 @@ class Fallback:
     | Use                                | it goes to this fallback, and may come back            |
     | GiveUp                             | it goes to the first fallback left, and never back     |
 
-    A request that was at an engine gives up: it may be the cause of the failure.
+    Where no fallback is left it goes by `FallbackChain.own_step`: a restart is a pause.
+
+    A request that was at an engine goes to the fallbacks at once: it may be the cause of the
+    failure. It returns to its own model only if that engine died, and only once.
     """
 
     def __init__(
@@ -41,13 +52,16 @@ class Fallback:
         chain: FallbackChain | None,
         fault: GatewayError,
     ) -> None:
-        """`chain` is None where the request has no fallbacks. `fault` is its own model's."""
+        """`chain` is None where only one engine may serve. `fault` is its own model's."""
         self._services = services
         self._request = request
         self._model_request = model_request
         self._chain = chain
         self._fault = fault
         self._may_wait = isinstance(fault, EngineUnavailable)
+        # The engine that died with it, if a second attempt is due.
+        self._lost = model_request.lost
+        self._waited = False  # for its own model
         self._yielded = False  # it has left its model for a fallback that is up sooner
         self._returns_left = MAX_RETURNS
 
@@ -73,12 +87,38 @@ class Fallback:
                     self._may_wait = False
                     if await self._try_fallback(requested, chain.take(0), plan.body):
                         return
-        # It left its own model for fallbacks that failed.
+        # It may have left its own model for fallbacks that failed.
         self._request.model = requested.name
-        left = self._may_wait and self._yielded and requested.on_demand
-        if not left or self._services.admission.draining:
+        if chain is None or not await self._serve_own(plan, limits, chain):
             raise self._fault
-        await at_model.serve(plan, limits, chain)
+
+    async def _serve_own(self, plan: BodyPlan, limits: LimitRequest, chain: FallbackChain) -> bool:
+        """Return whether its own model served the request, once that was up again."""
+        requested, at_model = plan.model, self._model_request
+        admission = self._services.admission
+        while self._may_return(requested) and not admission.draining:
+            step = partial(chain.own_step, self._lost)
+            match step():
+                case Wait():
+                    self._waited = True
+                    await self._try_own(requested, at_model.wait(LOAD_WAIT, chain.wait(step)))
+                case GiveUp() if self._lost is not None or not self._waited:
+                    return False
+                # One that has waited in vain asks as well: for an error with the time that is left.
+                case Ask() | GiveUp():
+                    self._returns_left = 0 if requested.on_demand else self._returns_left - 1
+                    if await self._try_own(requested, at_model.serve(plan, limits, chain)):
+                        return True
+                    self._lost = at_model.lost
+                    self._waited = False
+        return False
+
+    def _may_return(self, requested: Model) -> bool:
+        if self._lost is not None:
+            may_return = self._model_request.deaths < ATTEMPTS_AFTER_SENDING
+        else:
+            may_return = self._may_wait and (self._yielded or not requested.on_demand)
+        return may_return and self._returns_left > 0
 
     async def _try_own(self, requested: Model, attempt: Coroutine[Any, Any, object]) -> bool:
         """Return whether an attempt at the requested model succeeded."""
@@ -87,6 +127,8 @@ class Fallback:
         except CANNOT_SERVE as error:
             self._request.timeline.failed(requested.name, error.code)
             self._fault = error.with_traceback(None)
+            if isinstance(error, EngineOverloaded):
+                self._lost = None
             self._may_wait = self._may_wait and isinstance(error, EngineUnavailable)
             return False
         return True

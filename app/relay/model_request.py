@@ -22,6 +22,7 @@ from app.relay.continuation import StreamContinuation
 from app.relay.engine_call import CallResult
 from app.relay.fallback_chain import FallbackChain
 from app.relay.forward import Interrupted, forward
+from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted
 from app.relay.routing_hints import RequestHints
@@ -41,7 +42,9 @@ _NO_LEASE = nullcontext()
 class ModelRequest:
     """One request at one model, and after that failed, at another."""
 
-    __slots__ = ("_deaths", "_planned_at", "_request", "_services", "_tried", "reservation")
+    __slots__ = (
+        "_deaths", "_planned_at", "_request", "_services", "_tried", "lost", "reservation",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -56,7 +59,15 @@ class ModelRequest:
         self.reservation = reservation
         self._planned_at = planned_at
         self._tried = False  # at the requested model, which comes first
-        self._deaths = 0  # of engines that had been sent the request, of whatever model
+        # By model: of engines that had been sent the request.
+        self._deaths: dict[str, int] = {}
+        # The engine that died with its last attempt; None: that failed otherwise.
+        self.lost: LostEngine | None = None
+
+    @property
+    def deaths(self) -> int:
+        """The number of engines that failed after they had been sent the request."""
+        return sum(self._deaths.values())
 
     async def serve(
         self,
@@ -134,7 +145,8 @@ class ModelRequest:
             request.exchange, request.principal.id, plan.body, plan.rewrite.cache_salt
         )
         calls = CallBuilder.of(services, plan, request, model)
-        attempts = Attempts(model, hints, request, services.metrics)
+        deaths = self._deaths
+        attempts = Attempts(model, hints, request, services.metrics, deaths.get(model.name, 0))
         latency = services.metrics.inter_token_latency.buckets((model.name,))
         result = CallResult()
         canceled = False
@@ -171,12 +183,14 @@ class ModelRequest:
                 services, calls, result, interrupted,
                 permit=permit, renew_lease=renew, latency=latency,
             )  # fmt: skip
-            await continuation.run(self._deaths + attempts.deaths)
+            deaths[model.name] = attempts.deaths
+            await continuation.run(self.deaths)
         except (asyncio.CancelledError, ClientStalled):
             canceled = not request.stream_ended
             raise
         finally:
-            self._deaths += attempts.deaths
+            deaths[model.name] = attempts.deaths
+            self.lost = attempts.lost
             if request.engine is not None:
                 self._settle(plan, result, canceled=canceled)
             if request.ttft_s is not None:

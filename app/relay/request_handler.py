@@ -112,7 +112,7 @@ async def _serve(
             try:
                 if endpoint.label == RESPONSES:
                     request.pinned_engine = await find_previous_engine(services, request, plan)
-                if model.on_demand:
+                if model.on_demand and model.fallbacks:
                     chain = _fallback_chain(services, request, model)
                 await model_request.serve(plan, limits, chain)
             except CANNOT_SERVE as error:
@@ -129,8 +129,8 @@ async def _serve(
 def _fallback_chain(
     services: RelayServices, request: RequestContext, model: Model
 ) -> FallbackChain | None:
-    """Return the fallbacks of a request; None: it has none."""
-    if request.pinned_engine is not None or not model.fallbacks:
+    """Return the fallbacks of a request; None: it is bound to one engine."""
+    if request.pinned_engine is not None:
         return None
     return FallbackChain(services, model, request)
 

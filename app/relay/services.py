@@ -72,11 +72,12 @@ class Forecasts:
         """Return when a model can serve; None: nothing is known to bring it up."""
         if model.on_demand:
             return self._loader.forecast(model.name)
-        if model.ready:
+        engines = [replica.engine for replica in model.replicas]
+        if any(e.state is EngineState.READY and not e.is_restarted for e in engines):
             return UP
-        starts = [s for r in model.replicas if (s := r.engine.starting) is not None]
+        starts = [start for engine in engines if (start := engine.starting) is not None]
         if not starts:
-            return None
+            return Forecast(None) if any(engine.is_restarted for engine in engines) else None
         rests = [remaining_s(start.elapsed_s, start.expected_s) for start in starts]
         return Forecast(min((rest for rest in rests if rest is not None), default=None))
 

@@ -14,6 +14,7 @@ from app.residency.forecast import (
     Use,
     Wait,
     next_step,
+    own_step,
     remaining_s,
 )
 from app.residency.loader import OnDemandLoader
@@ -37,5 +38,6 @@ __all__ = [
     "Use",
     "Wait",
     "next_step",
+    "own_step",
     "remaining_s",
 ]

@@ -69,6 +69,20 @@ def remaining_s(elapsed_s: float, expected_s: float | None) -> float | None:
     return max(abs(expected_s - elapsed_s), 0.001)
 
 
+def own_step(asked: Forecast | None, *, most_s: float, left_s: float) -> Ask | Wait | GiveUp:
+    """Return the next step of a request that has no fallback.
+
+    `most_s` is the longest time that a request may wait for its model, of which `left_s` remain. A
+    start that is expected to take longer than `most_s` is not waited for at all.
+    """
+    if asked is None:
+        return GiveUp()
+    if asked.up:
+        return Ask()
+    in_time = left_s > 0 and (asked.in_s is None or asked.in_s <= most_s)
+    return Wait() if in_time else GiveUp()
+
+
 def next_step(
     asked: Forecast | None,
     fallbacks: Sequence[Forecast | None],

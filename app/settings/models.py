@@ -152,9 +152,9 @@ class ModelSettings(SpecModel):
         300.0,
         ge=0,
         description="Maximum time that a request waits for a model to load, in seconds. It "
-        "applies to models loaded on demand, and to models that are starting while none of their "
-        "fallbacks is up. A request that would wait longer goes to a fallback, or is refused at "
-        "once with a Retry-After header.",
+        "applies to models loaded on demand, and to models that start, or restart after a crash, "
+        "while none of their fallbacks is up. A request that would wait longer goes to a "
+        "fallback, or is refused at once with a Retry-After header. 0: no request waits.",
     )
     keep_priority: int = Field(
         0,

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -30,6 +31,12 @@ from tests.waiting import poll_until
 DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE]}
 
 
+def kill_api_server(processes: list[psutil.Process]) -> None:
+    """Kill the API server among an engine's processes."""
+    server = next(p for p in processes if p.cmdline()[1:2] == ["-m"])
+    os.kill(server.pid, signal.SIGKILL)
+
+
 def test_killed_api_server_leaves_no_process_and_no_file_and_sigterm_ends_its_restart(
     tmp_path: Path,
 ) -> None:
@@ -38,19 +45,19 @@ def test_killed_api_server_leaves_no_process_and_no_file_and_sigterm_ends_its_re
         until_ready(deployment)
         processes = engine_processes(deployment)
         left = traces(deployment, processes)
-        server = next(p for p in processes if p.cmdline()[1:2] == ["-m"])
-        os.kill(server.pid, signal.SIGKILL)
+        kill_api_server(processes)
         poll_until(lambda: not any(alive(p) for p in processes), 5)
         assert not [path for path in left if path.exists()]
         with deployment.client() as client:
             poll_until(lambda: client.get("/ready").status_code == 503, 5)
             assert client.get("/health").status_code == 200
             assert client.get("/v1/models").status_code == 200
-            body = {"model": "demo", "messages": []}
-            answer = client.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 503
-            assert answer.json()["error"]["code"] == "engine_unavailable"
+            body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+            answer = client.post("/v1/chat/completions", json=body, timeout=120)
+            assert answer.status_code == 200, "it waits for the restart"
             assert "it died while serving (killed by SIGKILL)" in deployment.said()
+            kill_api_server(engine_processes(deployment))
+            poll_until(lambda: client.get("/ready").status_code == 503, 5)
             poll_until(lambda: len(deployment.family()) >= 2, 20)
             assert client.get("/ready").status_code == 503
         starting = deployment.family()

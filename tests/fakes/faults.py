@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+from pathlib import Path
 from typing import Any, Protocol
 
 from tests.fakes.chat_stream import chat_stream, chunk, completion
@@ -42,6 +44,14 @@ async def misbehave(fake: Server, body: dict[str, Any], writer: asyncio.StreamWr
             writer.close()
         case "reset":
             fake.reset(writer)
+        case "exit":  # the engine's process ends; with a path, only at the first such request
+            if argument and not _is_first(argument):
+                return await _tokens(fake, body, writer, 2, 0)
+            os._exit(3)
+        case "hang_once":  # no answer to the first such request, by a path
+            if not _is_first(argument):
+                return await _tokens(fake, body, writer, 2, 0)
+            await asyncio.sleep(3600)
         case "garbage":
             writer.write(b"this is not HTTP\r\n\r\n")
         case "stall":  # so many events, then silence
@@ -171,6 +181,15 @@ async def misbehave(fake: Server, body: dict[str, Any], writer: asyncio.StreamWr
         case _:
             raise AssertionError(f"the fake knows no {verb!r}")
     return False
+
+
+def _is_first(path: str) -> bool:
+    """Whether no request has named `path` before; survives the process."""
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 async def _tokens(

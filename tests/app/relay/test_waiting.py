@@ -228,7 +228,7 @@ async def test_stream_is_kept_alive_while_it_waits_and_names_no_model_in_its_hea
 async def test_without_fallbacks_a_starting_model_is_503_with_retry_after(
     tmp_path: Path,
 ) -> None:
-    alone = {"name": "demo", "engines": [process(**{"fake-start": "hang"})]}
+    alone = {"name": "demo", "engines": [process(**{"fake-start": "hang"})], "load_wait_s": 0}
     async with serving(alone, tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.STARTING)
         answer = await gateway.chat()

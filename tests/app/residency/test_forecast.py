@@ -13,6 +13,7 @@ from app.residency.forecast import (
     Use,
     Wait,
     next_step,
+    own_step,
     remaining_s,
 )
 
@@ -132,3 +133,19 @@ class TestRemaining:
         assert step(Forecast(remaining_s(now, expected_s)), cold(load_s)) == Use(0)
         early = expected_s + load_s * tick
         assert step(Forecast(remaining_s(early, expected_s)), cold(load_s)) == Wait()
+
+
+class TestOwnStep:
+    def test_model_that_is_not_coming_up_is_not_waited_for(self) -> None:
+        assert own_step(None, most_s=300.0, left_s=300.0) == GiveUp()
+
+    def test_model_that_is_up_is_asked_even_late(self) -> None:
+        assert own_step(UP, most_s=300.0, left_s=-1.0) == Ask()
+
+    @pytest.mark.parametrize("asked", [LOADING, UNKNOWN])
+    def test_start_is_waited_for_until_the_time_is_over(self, asked: Forecast) -> None:
+        assert own_step(asked, most_s=20.0, left_s=0.1) == Wait()
+        assert own_step(asked, most_s=20.0, left_s=0.0) == GiveUp()
+
+    def test_start_that_takes_longer_than_a_request_may_wait_is_not_waited_for(self) -> None:
+        assert own_step(LOADING, most_s=19.0, left_s=19.0) == GiveUp()

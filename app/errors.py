@@ -6,18 +6,19 @@
     ├── RequestCanceled           403 request_canceled
     ├── ModelNotFound             404 model_not_found
     ├── RouteNotFound             404 not_found
+    │   └── EndpointNotServed         endpoint_not_served
     ├── MethodNotAllowed          405 method_not_allowed
     ├── BadRequest                400
     │   ├── InvalidJson               invalid_json
     │   ├── MissingModel              missing_model
     │   ├── FieldNotAllowed           field_not_allowed
     │   ├── MediaNotAllowed           media_not_allowed
-    │   ├── EndpointNotServed         endpoint_not_served
     │   └── InvalidConfiguration      invalid_configuration (reload)
     ├── RequestTimeout            408 request_timeout
     ├── Conflict                  409 conflict (admin routes only)
     ├── RequestTooLarge           413 request_too_large
     ├── UnsupportedCoding         415 unsupported_content_encoding
+    ├── UpgradeNotOffered         426 upgrade_not_offered
     ├── RateLimited               429 rate_limit_exceeded, Retry-After
     │   └── QuotaUsedUp               insufficient_quota, Retry-After
     ├── HeadTooLarge              431 request_head_too_large
@@ -134,6 +135,26 @@ class RouteNotFound(GatewayError):
     anthropic_type = "not_found_error"
 
 
+class EndpointNotServed(RouteNotFound):
+    """The model does not serve the endpoint, such as embeddings on a chat model."""
+
+    code = "endpoint_not_served"
+    param = "model"
+
+
+class UpgradeNotOffered(GatewayError):
+    """Clients that try a WebSocket first, as Codex does, go on with plain HTTP after a 426."""
+
+    status = 426
+    code = "upgrade_not_offered"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+    def headers(self) -> Headers:
+        # RFC 9110, section 15.5.22: the protocol to be used.
+        return [(b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade")]
+
+
 class MethodNotAllowed(GatewayError):
     status = 405
     code = "method_not_allowed"
@@ -178,13 +199,6 @@ class MediaNotAllowed(BadRequest):
     """The body has a media URL that engines are not allowed to fetch."""
 
     code = "media_not_allowed"
-
-
-class EndpointNotServed(BadRequest):
-    """The model does not serve the endpoint, such as embeddings on a chat model."""
-
-    code = "endpoint_not_served"
-    param = "model"
 
 
 class InvalidConfiguration(BadRequest):

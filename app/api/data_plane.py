@@ -40,7 +40,8 @@ ENDPOINTS = {
 STORED_RESPONSE = Endpoint("/v1/responses/{id}", ("GET",), names_model=False, metered=False)
 CANCEL_RESPONSE = Endpoint("/v1/responses/{id}/cancel", names_model=False, metered=False)
 RESPONSE_ID = "[A-Za-z0-9_-]{1,128}"
-_RESPONSE = re.compile(f"/v1/responses/{RESPONSE_ID}(?P<cancel>/cancel)?")
+# vLLM has no `compact`, which would be the ID of a response otherwise.
+_RESPONSE = re.compile(f"/v1/responses/(?!compact$){RESPONSE_ID}(?P<cancel>/cancel)?")
 
 
 def endpoint_of(path: str) -> Endpoint | None:

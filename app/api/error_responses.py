@@ -24,6 +24,7 @@ from app.errors import (
     ServiceUnavailable,
     TooManyConnections,
     UnsupportedCoding,
+    UpgradeNotOffered,
 )
 from app.limits import HEADER_NAMES
 
@@ -189,6 +190,9 @@ def _headers(kinds: Sequence[ErrorClass], relayed: bool) -> Iterator[tuple[str, 
         yield "WWW-Authenticate", header("RFC 9110, section 11.6.1.", True)
     if MethodNotAllowed in kinds:
         yield "Allow", header("RFC 9110, section 15.5.6.", True)
+    if UpgradeNotOffered in kinds:
+        yield "Upgrade", header("RFC 9110, section 15.5.22.", True)
+        yield "Connection", header("`upgrade`, because of that header.", True)
     if UnsupportedCoding in kinds:
         yield "Accept-Encoding", header("RFC 9110, section 15.5.16.", True)
     waits = [kind for kind in kinds if kind.retry_after_s is not None]

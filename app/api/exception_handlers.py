@@ -1,6 +1,7 @@
 """Error responses for exceptions in FastAPI's routes; the relay sends its own."""
 
 import logging
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -19,6 +20,11 @@ log = logging.getLogger(__name__)
 
 # Paths for client keys that are not the data plane's.
 CLIENT_PATHS = frozenset({"/v1/models", "/v1/usage"})
+# Paths that agents try, with what they do instead.
+UNSERVED = {
+    "/v1/responses/compact": "vLLM does not serve it; ask for a summary with POST /v1/responses"
+}
+_SLASHES = re.compile("//+")
 
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
@@ -36,9 +42,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers={"allow": f"{allowed}, OPTIONS"})
         known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
     elif error.status_code == 404:
-        meant = suggested_path(path)
-        hint = "" if meant is None else f"; did you mean {meant}?"
-        known = errors.RouteNotFound(f"there is no {path} here{hint}")
+        hint = UNSERVED.get(path)
+        if hint is None and (meant := suggested_path(path)) is not None:
+            hint = f"did you mean {meant}?"
+        known = errors.RouteNotFound(f"there is no {path} here{f'; {hint}' if hint else ''}")
     elif error.status_code == 413:
         known = errors.RequestTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
     elif error.status_code == 400:
@@ -49,8 +56,12 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def suggested_path(path: str) -> str | None:
-    """Return the path that a client with one /v1 too few or too many in its `base_url` meant."""
-    for meant in (f"/v1{path}", path.removeprefix("/v1")):
+    """Return the path that a client meant, by its `base_url`.
+
+    That has one /v1 too few or too many, or a slash at its end.
+    """
+    single = _SLASHES.sub("/", path).rstrip("/")
+    for meant in (single, f"/v1{single}", single.removeprefix("/v1")):
         listed = meant in CLIENT_PATHS or meant.startswith("/v1/models/")
         if meant != path and (listed or endpoint_of(meant) is not None):
             return meant

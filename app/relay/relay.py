@@ -20,6 +20,7 @@ from app.errors import (
     MethodNotAllowed,
     RateLimited,
     RequestCanceled,
+    UpgradeNotOffered,
     shutting_down,
 )
 from app.relay.request_context import RequestContext
@@ -171,8 +172,11 @@ class Relay:
 
 
 async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) -> None:
-    """Answer OPTIONS, without a key. Raises MethodNotAllowed for every other method."""
+    """Answer OPTIONS, without a key. Raises GatewayError for every other method."""
     allowed = ", ".join(endpoint.methods)
+    # The connection has removed the Upgrade header (RFC 6455, section 4.1, requires this one).
+    if exchange.method == "GET" and exchange.header(b"sec-websocket-version"):
+        raise UpgradeNotOffered(f"there is no WebSocket here; send a {allowed} to {exchange.path}")
     if exchange.method != "OPTIONS":
         raise MethodNotAllowed(f"{exchange.path} takes {allowed}", allowed)
     await exchange.start_response(204, [(b"allow", f"{allowed}, OPTIONS".encode())])

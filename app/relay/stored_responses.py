@@ -19,13 +19,12 @@ from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted
 from app.relay.services import RelayServices
 from app.request_body import ABSENT, BodyPlan
-from app.routing import Model, Replica
+from app.routing import Model, Replica, quote_name
 from app.stored import StoredResponse, StoredResponses
 from engines.base import EngineError, EngineNotReady, EngineTimeout
 
 log = logging.getLogger(__name__)
 
-NOT_FOUND = "there is no such response"
 _text = msgspec.json.Decoder(str)
 
 
@@ -44,12 +43,12 @@ async def find_previous_engine(
     try:
         response_id = _text.decode(previous)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise RouteNotFound(NOT_FOUND) from None
+        raise RouteNotFound("previous_response_id must be a string") from None
     found = await _find(services, request, response_id)
     if found is None or found.model != model.name:
-        raise RouteNotFound(NOT_FOUND)
+        raise not_found(response_id)
     if all(replica.engine.name != found.engine for replica in model.replicas):
-        raise RouteNotFound(NOT_FOUND)
+        raise not_found(response_id)
     return found.engine
 
 
@@ -95,7 +94,7 @@ async def relay_stored_response(services: RelayServices, request: RequestContext
         except EngineError as error:
             raise EngineFailed("the engine failed; try again") from error
         except NotRouted:
-            raise RouteNotFound(NOT_FOUND) from None
+            raise not_found(_id_of(request)) from None
         finally:
             replica.in_flight -= 1
 
@@ -105,14 +104,25 @@ async def _find_replica(services: RelayServices, request: RequestContext) -> tup
 
     Raises RouteNotFound where the caller has none of that ID, or its engine has been removed.
     """
-    found = await _find(services, request, request.exchange.path.split("/")[3])
+    response_id = _id_of(request)
+    found = await _find(services, request, response_id)
     if found is None or not request.principal.allows(found.model):
-        raise RouteNotFound(NOT_FOUND)
+        raise not_found(response_id)
     for model in services.catalogue.models:
         for replica in model.replicas:
             if model.name == found.model and replica.engine.name == found.engine:
                 return model, replica
-    raise RouteNotFound(NOT_FOUND)  # it was in the memory of its engine
+    raise not_found(response_id)  # it was in the memory of its engine
+
+
+def _id_of(request: RequestContext) -> str:
+    """Return the ID of the stored response in a path."""
+    return request.exchange.path.split("/")[3]
+
+
+def not_found(response_id: str) -> RouteNotFound:
+    """Return the error for a response that does not exist, or belongs to another key."""
+    return RouteNotFound(f"there is no response {quote_name(response_id)}")
 
 
 async def _find(

@@ -5,7 +5,7 @@ replica is chosen (a new one goes into the table there), `endpoints` what a mode
 `slots` counts this gateway's part of the engines' slots.
 """
 
-from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model
+from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model, quote_name
 from app.routing.policies import POLICIES, RoutingHints, SelectionPolicy
 from app.routing.replica import UNDIVIDED, Movable, Replica
 from app.routing.slots import count_slots
@@ -22,4 +22,5 @@ __all__ = [
     "RoutingHints",
     "SelectionPolicy",
     "count_slots",
+    "quote_name",
 ]

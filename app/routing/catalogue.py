@@ -96,7 +96,7 @@ class Model:
         tasks = (replica.engine.facts.supported_tasks or () for replica in self.replicas)
         served = list_endpoints(task for of_engine in tasks for task in of_engine)
         hint = f"; it serves {', '.join(served)}" if served else ""
-        name = _quote(alias or self.name)
+        name = quote_name(alias or self.name)
         return EndpointNotServed(f"the model {name} does not serve {endpoint}{hint}")
 
     @property
@@ -142,7 +142,7 @@ class Catalogue:
         """
         model = self._by_name.get(name)
         if model is None or not allows(model.name):
-            raise ModelNotFound(f"the model {_quote(name)} does not exist; see /v1/models")
+            raise ModelNotFound(f"the model {quote_name(name)} does not exist; see /v1/models")
         return model
 
     def current(self, model: Model) -> Model:
@@ -159,7 +159,7 @@ class Catalogue:
         Raises ModelNotFound, which lists the models.
         """
         if (model := self._by_name.get(name)) is None:
-            raise ModelNotFound(f"there is no model {_quote(name)}; {_list_names(self.models)}")
+            raise ModelNotFound(f"there is no model {quote_name(name)}; {_list_names(self.models)}")
         return model
 
     def find_replica(self, engine: str) -> tuple[Model, Replica]:
@@ -171,7 +171,7 @@ class Catalogue:
             for replica in model.replicas:
                 if replica.engine.name == engine:
                     return model, replica
-        raise RouteNotFound(f"there is no engine {_quote(engine)}; {_list_names(self.engines)}")
+        raise RouteNotFound(f"there is no engine {quote_name(engine)}; {_list_names(self.engines)}")
 
     def names(self) -> Iterator[tuple[str, Model]]:
         """Return every name and alias with its model."""
@@ -192,7 +192,8 @@ class Catalogue:
         return [replica.engine for model in self.models for replica in model.replicas]
 
 
-def _quote(name: str) -> str:
+def quote_name(name: str) -> str:
+    """Return a name that a client sent, quoted and cut, for an error."""
     return repr(name if len(name) <= 100 else name[:100] + "…")
 
 

@@ -157,7 +157,7 @@ def test_answer_is_the_engines_own_byte_for_byte(
 def test_an_endpoint_that_the_model_does_not_serve_is_named(gateway: Deployment) -> None:
     with gateway.client() as client:
         answer = client.post("/v1/embeddings", json={"model": "demo", "input": "x"})
-    assert answer.status_code == 400
+    assert answer.status_code == 404
     error = answer.json()["error"]
     assert error["code"] == "endpoint_not_served"
     assert "does not serve /v1/embeddings; it serves /v1/chat/completions" in error["message"]

@@ -24,8 +24,8 @@ _SIZES = tuple(b"%x\r\n" % size for size in range(4096))
 _header_line = b"%b: %b\r\n".__mod__
 _LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Statuses whose responses have no body (RFC 9110, section 6.4.1).
-_BODILESS = (204, 304)
+# Statuses whose responses have no body (RFC 9110, sections 6.4.1 and 15.3.6).
+_BODILESS = (204, 205, 304)
 
 
 class Connection(Protocol):
@@ -168,6 +168,8 @@ class HttpExchange:
     async def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response, with its length. Raises ClientStalled."""
         self._begin(status)
+        if status in _BODILESS:
+            headers, body = _bodiless(status, headers), b""
         self.bytes_out += len(body)
         if self._connection.flow.write_paused:
             await self._drained()
@@ -183,7 +185,9 @@ class HttpExchange:
         self._begin(status)
         if self._connection.flow.write_paused:
             await self._drained()
-        if not _has_length(headers) and status not in _BODILESS and self.method != "HEAD":
+        if status in _BODILESS:
+            headers = _bodiless(status, headers)
+        elif not _has_length(headers) and self.method != "HEAD":
             if self._version_1_0:
                 self.keep_alive = False  # the body ends with the connection
             else:
@@ -266,7 +270,7 @@ class HttpExchange:
                 data = b"".join((line, data, b"\r\n", _LAST_CHUNK))
             else:
                 data = _LAST_CHUNK
-        elif self.method == "HEAD":
+        elif self.method == "HEAD" or self.status in _BODILESS:
             data = b""
         if self._flush is not None:
             self._flush.cancel()
@@ -353,6 +357,15 @@ class HttpExchange:
                 self._connection.loop.call_soon(self.task.cancel)
             else:
                 self.task.cancel()
+
+
+def _bodiless(status: int, headers: Headers) -> Headers:
+    """Return the headers of a response without a body; that of a 304 may tell what a 200 has."""
+    if status == 304:
+        return headers
+    framing = (b"content-length", b"transfer-encoding")
+    kept = [(name, value) for name, value in headers if name not in framing]
+    return [*kept, (b"content-length", b"0")] if status == 205 else kept
 
 
 def _has_length(headers: Headers) -> bool:

@@ -149,6 +149,48 @@ async def test_other_methods_are_405_with_allow(gateway: Gateway, fake: Fake, me
     assert posts(fake) == []
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/messages"])
+async def test_websocket_is_refused_with_426(gateway: Gateway, fake: Fake, path: str) -> None:
+    upgrade = {"connection": "Upgrade", "upgrade": "WebSocket", "sec-websocket-version": "13"}
+    response = await gateway.client.get(path, headers=upgrade)
+    assert (response.status_code, response.headers["upgrade"]) == (426, "HTTP/1.1")
+    said = f"there is no WebSocket here; send a POST to {path}"
+    assert response.json()["error"]["message"] == said
+    assert response.headers["connection"] == "upgrade", "the connection is used on"
+    assert posts(fake) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("//v1/models/", "/v1/models"),
+        ("/v1/v1//responses/", "/v1/responses"),
+        ("/messages/", "/v1/messages"),
+    ],
+)
+async def test_slash_too_many_is_404_with_the_path_that_was_meant(
+    gateway: Gateway, path: str, meant: str
+) -> None:
+    answer = await gateway.raw(
+        b"POST %s HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        % path.encode()
+    )
+    assert answer.split(b" ")[1] == b"404"
+    assert f"there is no {path} here; did you mean {meant}?".encode() in answer
+
+
+async def test_compact_is_404_in_words(gateway: Gateway, fake: Fake) -> None:
+    answer = await gateway.client.post("/v1/responses/compact", json={"model": "demo"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == (
+        "there is no /v1/responses/compact here; vLLM does not serve it; "
+        "ask for a summary with POST /v1/responses"
+    )
+    assert posts(fake) == []
+
+
 async def test_unknown_method_on_our_own_routes_is_405(gateway: Gateway) -> None:
     response = await gateway.client.post("/health")
     assert response.status_code == 405

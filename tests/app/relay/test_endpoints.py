@@ -38,7 +38,7 @@ class TestRemote:
             )
             async with running(settings) as gateway:
                 answer = await post(gateway, "/v1/embeddings", "gpt", input="hi")
-                assert answer.status_code == 400
+                assert answer.status_code == 404
                 assert answer.json()["error"] == {
                     "message": f"the model 'gpt' does not serve /v1/embeddings; it serves {SERVED}",
                     "type": "invalid_request_error",
@@ -47,11 +47,11 @@ class TestRemote:
                 }
                 assert "x-gateway-model" not in answer.headers
                 answer = await post(gateway, "/v1/messages", "embed", max_tokens=1, **CHAT)
-                assert answer.status_code == 400
+                assert answer.status_code == 404
                 assert answer.json() == {
                     "type": "error",
                     "error": {
-                        "type": "invalid_request_error",
+                        "type": "not_found_error",
                         "message": "the model 'embed' does not serve /v1/messages; it serves "
                         "/v1/embeddings, /v1/rerank, /v1/score, /pooling",
                     },
@@ -93,7 +93,7 @@ async def test_unserved_endpoint_of_a_managed_engine_is_refused_without_a_call(
         [running_engine] = gateway.state.catalogue.engines
         assert running_engine.state is EngineState.READY
         answer = await post(gateway, "/v1/embeddings", input="hi" * 500)
-        assert answer.status_code == 400
+        assert answer.status_code == 404
         assert SERVED in answer.json()["error"]["message"]
         assert answer.headers["x-ratelimit-remaining-requests"] == "4"
         assert answer.headers["x-ratelimit-remaining-tokens"] == "1000", "none were taken"

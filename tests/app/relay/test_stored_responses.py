@@ -53,7 +53,9 @@ class TestOff:
     async def test_unknown_id_reaches_no_engine(self, tmp_path: Path, fake: Fake) -> None:
         fake.stored.add("resp_1")
         async with serving(tmp_path, fake, stores=False) as gateway:
-            assert (await gateway.client.get(f"{PATH}/resp_1")).status_code == 404
+            answer = await gateway.client.get(f"{PATH}/resp_1")
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == "there is no response 'resp_1'"
             assert not any(seen.target.startswith(PATH) for seen in fake.seen)
 
 

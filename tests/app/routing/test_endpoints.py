@@ -59,7 +59,7 @@ class TestModel:
     def test_error_lists_what_the_model_serves(self) -> None:
         refusal = model(("generate",)).not_served("/v1/embeddings", "gpt-4o-mini")
         assert (refusal.status, refusal.code, refusal.param) == (
-            400,
+            404,
             "endpoint_not_served",
             "model",
         )

@@ -176,6 +176,30 @@ async def test_status_without_a_body_has_no_framing(status: int, whole: bool) ->
             assert {"transfer-encoding", "content-length"}.isdisjoint(answer.headers)
 
 
+@pytest.mark.parametrize("status", [204, 205, 304])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("headers", [[], [LENGTH]], ids=["no length", "a length"])
+async def test_body_of_a_status_without_one_is_not_sent(
+    status: int, whole: bool, headers: list[tuple[bytes, bytes]]
+) -> None:
+    async def handler(exchange: ClientExchange) -> None:
+        if whole:
+            await exchange.send_response(status, headers, b"one")
+        else:
+            await exchange.start_response(status, headers)
+            exchange.push(b"on")
+            await exchange.send_body(b"e", more=False)
+
+    async with exchanging(handler) as served:
+        served.client.send(request())
+        for _ in range(2):
+            answer = await served.client.answer(head_only=True)
+            assert answer.status == status
+            assert "transfer-encoding" not in answer.headers
+            length = {204: None, 205: "0", 304: "3" if headers else None}[status]
+            assert answer.headers.get("content-length") == length
+
+
 # Whole responses
 
 

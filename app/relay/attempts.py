@@ -9,7 +9,7 @@ from app.relay.request_context import RequestContext
 from app.residency import remaining_s
 from app.routing import Model, Replica, RoutingHints
 from app.telemetry.metrics import Metrics
-from engines.base import EngineDied, EngineError, EngineNotReady, EngineTimeout
+from engines.base import EngineDied, EngineError, EngineNotReady, EngineState, EngineTimeout
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Attempts:
         self._reached: tuple[str, str | None]
         self._sent = deaths
         self.fault: EngineError | None = None  # of the previous attempt
-        self.lost: LostEngine | None = None  # the last engine that died with the request
+        self.lost: LostEngine | None = None  # the last one that died, or takes nothing more
 
     @property
     def deaths(self) -> int:
@@ -86,6 +86,8 @@ class Attempts:
         self.fault = fault
         if isinstance(fault, EngineNotReady):
             request.model, request.engine = self._reached
+            if replica.engine.capabilities.managed and replica.engine.state is EngineState.READY:
+                self.lost = LostEngine(replica.engine)
             log.debug("engine %s not ready: %s", replica.engine.name, fault, extra=fields)
             return
         log.warning("engine %s failed a request: %s", replica.engine.name, fault, extra=fields)

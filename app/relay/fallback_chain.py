@@ -85,7 +85,7 @@ class FallbackChain:
     def own_step(self, lost: LostEngine | None) -> Ask | Wait | GiveUp:
         """Return the next step where no fallback is left: see `app.residency.forecast`.
 
-        `lost` is the engine that died with the request.
+        `lost` is the engine that died with the request, or refused it.
         """
         requested = self._requested
         if lost is not None and lost.unnoticed:

@@ -59,7 +59,7 @@ class Fallback:
         self._chain = chain
         self._fault = fault
         self._may_wait = isinstance(fault, EngineUnavailable)
-        # The engine that died with it, if a second attempt is due.
+        # The engine that died with it, or refused it while it counts as READY.
         self._lost = model_request.lost
         self._waited = False  # for its own model
         self._yielded = False  # it has left its model for a fallback that is up sooner

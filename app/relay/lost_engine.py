@@ -1,4 +1,4 @@
-"""An engine that died under a request, from its broken connection to its restart."""
+"""An engine that died under a request, or refuses it, until its supervisor has noticed."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ NOTICE_S = 10.0
 
 
 class LostEngine:
-    """An engine whose connection broke under a request, as far as its supervisor has noticed.
+    """An engine whose connection broke or was refused, as far as its supervisor has noticed.
 
     A request must not be sent to it again before: the connection breaks sooner than the supervisor
     sees the process end.

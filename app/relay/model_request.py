@@ -61,7 +61,7 @@ class ModelRequest:
         self._tried = False  # at the requested model, which comes first
         # By model: of engines that had been sent the request.
         self._deaths: dict[str, int] = {}
-        # The engine that died with its last attempt; None: that failed otherwise.
+        # The engine that was lost in its last attempt; None: that failed otherwise.
         self.lost: LostEngine | None = None
 
     @property

@@ -224,6 +224,18 @@ async def test_drain_ends_the_wait_without_fallbacks(tmp_path: Path) -> None:
         assert (await task).status_code == 503
 
 
+async def test_request_waits_for_an_engine_whose_end_is_not_noticed_yet(tmp_path: Path) -> None:
+    async with serving(alone(), tmp_path=tmp_path) as gateway:
+        await until_is(gateway, "demo-0", EngineState.READY)
+        (tmp_path / "demo-0" / "http.sock").unlink()
+        tasks = [asyncio.create_task(gateway.chat()) for _ in range(3)]
+        await until_waiting(gateway, 3)
+        assert state(gateway, "demo-0") is EngineState.READY
+        kill(gateway)
+        assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 3
+        await at_rest_alone(gateway)
+
+
 async def test_fallback_serves_at_once_when_an_engine_died(tmp_path: Path) -> None:
     async with Fake("spare") as fake:
         spare = {"name": "spare", "engines": [remote(fake.url)]}

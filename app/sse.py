@@ -2,7 +2,7 @@
 
 import re
 
-from app.errors import Dialect, GatewayError
+from app.errors import Dialect
 
 # Bytes of an incomplete event that are held back; events of vLLM are much smaller.
 EVENT_BYTES = 1024 * 1024
@@ -69,11 +69,6 @@ def with_data(event: bytes, data: bytes) -> bytes:
     end = b"\r\n" if event.endswith(b"\r\n") else b"\n"
     lines = [line for line in event.splitlines() if line and line[:5] != b"data:"]
     return end.join([*lines, b"data: " + data, b"", b""])
-
-
-def error_event(error: GatewayError, dialect: Dialect) -> bytes:
-    """Return an error as one server-sent event."""
-    return as_event(error.body(dialect), dialect)
 
 
 def as_event(body: bytes, dialect: Dialect) -> bytes:

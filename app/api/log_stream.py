@@ -23,6 +23,7 @@ CHECK_S = 5.0
 _HEADERS = [
     (b"content-type", b"text/plain; charset=utf-8"),
     (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
     (b"x-content-type-options", b"nosniff"),
 ]
 

@@ -47,6 +47,7 @@ LAST_BYTES_S = 0.25
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
     (b"x-content-type-options", b"nosniff"),
 ]
 

@@ -333,5 +333,5 @@ class StreamContinuation:
         request.not_continued = reason
         self._count(reason)
         log.warning("stream ended, not continued (%s): %s", reason, fault, extra=request.log_fields)
-        await end_stream(request.exchange, self._meter, as_gateway_error(fault))
+        await end_stream(request, self._meter, as_gateway_error(fault))
         raise Truncated(str(fault)) from None

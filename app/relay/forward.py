@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from app.asgi import ClientExchange, Headers
+from app.asgi import Headers
 from app.continuation import Recording
 from app.errors import EngineFailed, GatewayError
 from app.relay.buffered_response import buffer_server_error
@@ -37,6 +37,7 @@ async def forward(
     status = response.status
     if status >= 500:
         response = await buffer_server_error(response)
+    broken = False
     try:
         result.status = status
         request.timeline.answered(status)
@@ -50,10 +51,13 @@ async def forward(
             raise EngineFailed("the engine did not go on with a stream")
         else:
             await forward_plain(response, request, head, result, call.members)
+    except Truncated:
+        broken = True  # its body ends in order all the same
+        raise
     finally:
         response.close()  # aborts a response that is not complete
         result.started = exchange.started
-        result.complete = exchange.response_complete or request.stream_ended
+        result.complete = not broken and (exchange.response_complete or request.stream_ended)
         result.bytes_out = exchange.bytes_out
 
 
@@ -82,7 +86,7 @@ async def _forward_stream(
     except EngineError as error:
         if recording is not None:
             raise Interrupted(error, recording, meter) from None
-        await end_stream(exchange, meter, as_gateway_error(error))
+        await end_stream(request, meter, as_gateway_error(error))
         raise Truncated(str(error)) from None
     except asyncio.CancelledError:
         request.stream_ended = stream.ended
@@ -100,11 +104,11 @@ async def _forward_stream(
             result.partial_usage = meter.so_far(known[0] or call.prompt, bytes_out, known[1])
 
 
-async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: GatewayError) -> None:
+async def end_stream(request: RequestContext, meter: StreamMeter, error: GatewayError) -> None:
     """End a broken stream with what is withheld of it, and an error event."""
     if withheld := meter.flush():
-        await exchange.send_body(withheld, more=True)
-    await send_error(exchange, error)
+        await request.exchange.send_body(withheld, more=True)
+    await send_error(request, error)
 
 
 class Interrupted(Exception):

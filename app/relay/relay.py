@@ -133,7 +133,7 @@ class Relay:
     async def _send_error(self, error: GatewayError, request: RequestContext) -> None:
         """Send an error to the client, unless it has disconnected or stopped reading."""
         try:
-            await send_error(request.exchange, error)
+            await send_error(request, error)
         except ClientStalled as fault:
             log.debug("error response not sent: %s", fault, extra=request.log_fields)
         except asyncio.CancelledError:

@@ -36,6 +36,9 @@ class RequestContext(msgspec.Struct, eq=False):
     bytes_in: int = 0
     usage: Usage | None = None
     meter: StreamMeter | None = None  # of its stream, from whatever engines
+    # Of its stream, as far as the client was sent it: the chunks of events.
+    first_events: bytes = b""
+    last_events: bytes = b""
     fault: str | None = None  # what went wrong
     error: str | None = None  # the kind of fault, one of a bounded number of words
     # Replaces the response's status: 499, or what the connection has sent to a faulty request.

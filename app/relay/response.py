@@ -1,18 +1,15 @@
-"""Forwards an engine's plain response to the client byte for byte, and sends errors.
-
-An engine's own error is translated between the dialects of OpenAI and Anthropic.
-"""
+"""Forwards an engine's plain response to the client byte for byte, and sends errors."""
 
 import logging
-import re
 
 import msgspec
 
 from app.asgi import ClientExchange, Headers
-from app.errors import Dialect, EngineFailed, EngineTooSlow, GatewayError
+from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.engine_call import CallResult
+from app.relay.engine_errors import translate_error, with_own_count
 from app.relay.request_context import RequestContext
-from app.sse import as_event, error_event
+from app.relay.stream_errors import engine_error_event, error_event
 from app.usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
@@ -31,38 +28,6 @@ METADATA = b"metadata"
 KEY_REJECTED = (401, 403)
 # vLLM's response where its model has no such task, hence no such route (Starlette's wording).
 NO_ROUTE = b'{"detail":"Not Found"}'
-
-# vLLM's words for a missing member of the body's own object.
-_MISSING = re.compile(
-    rb"('type': 'missing', 'loc': 'body\.[^'.]{1,256}', 'msg': '[^']{1,256}', 'input': '<dict of )"
-    rb"[0-9]+( items>')"
-)
-
-ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    529: "overloaded_error",
-}
-# An error object has a few hundred bytes.
-ERROR_BYTES = 64 * 1024
-
-
-class _Error(msgspec.Struct):
-    message: str | None = None
-    type: str | None = None
-    param: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _Error | None = None
-    type: str | None = None
-    message: str | None = None  # vLLM before 0.10 has no object around it
-
-
-_error_body = msgspec.json.Decoder(_ErrorBody)
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -104,6 +69,8 @@ def read_head(response: EngineResponse, *, withhold_metadata: bool = False) -> H
     is_stream = content_type.startswith(b"text/event-stream")
     if is_stream:
         found.pop(b"content-length", None)  # a chunk may be withheld
+        found.setdefault(b"cache-control", b"no-cache")
+        found[b"x-accel-buffering"] = b"no"  # nginx would collect the events
     return Head(list(found.items()), is_stream, usage)
 
 
@@ -152,8 +119,11 @@ async def forward_plain(
             headers = [*(pair for pair in headers if pair[0] != b"content-length"), length]
     result.usage = read_usage(body) or head.usage
     if exchange.streaming:
-        # A keep-alive comment has begun a stream: the response, likely an error, becomes an event.
-        await exchange.send_body(as_event(body, exchange.dialect), more=True)
+        # A keep-alive comment has begun a stream: an error becomes its only event.
+        if status < 400:
+            raise EngineFailed("the engine did not answer with a stream")
+        request.aborted_status = status
+        await exchange.send_body(engine_error_event(body, request), more=False)
     else:
         await exchange.send_response(status, headers, body)
 
@@ -182,17 +152,18 @@ async def _forward_large(
         raise Truncated(str(error)) from None
 
 
-async def send_error(exchange: ClientExchange, error: GatewayError) -> None:
+async def send_error(request: RequestContext, error: GatewayError) -> None:
     """Send an error to the client, as far as that is still possible. Raises ClientStalled.
 
-    Before the head, it is a response of its own. In a stream it is one more event, after which the
-    stream ends without its end marker, so that the client sees it is incomplete. Otherwise the
-    connection closes.
+    Before the head, it is a response of its own. In a stream it is the last event, without the end
+    marker behind it, and the body ends in order: agents report a cut connection instead of the
+    event before it. Otherwise the connection closes.
     """
+    exchange = request.exchange
     if exchange.response_complete:
         return
     if exchange.streaming:
-        await exchange.send_body(error_event(error, exchange.dialect), more=True)
+        await exchange.send_body(error_event(error, request), more=False)
     elif not exchange.started:
         exchange.model_line = b""  # of an engine whose response was not sent
         body = error.body(exchange.dialect)
@@ -206,36 +177,3 @@ def as_gateway_error(error: EngineError) -> GatewayError:
     if isinstance(error, EngineTimeout):
         return EngineTooSlow("the engine stopped answering in time")
     return EngineFailed("the engine failed before its answer was whole")
-
-
-def with_own_count(body: bytes, members: int) -> bytes:
-    """Return vLLM's error for a missing field with the number of members that the client sent.
-
-    vLLM counts those of the request as it got it, with what the gateway has added.
-    """
-    return body if len(body) > ERROR_BYTES else _MISSING.sub(rb"\g<1>%d\2" % members, body)
-
-
-def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
-    """Return an engine's error object in a dialect; None: it is already, or is no error object.
-
-    vLLM refuses some requests to /v1/messages in OpenAI's form, and a server that speaks
-    Anthropic's may stand behind an OpenAI path. The message is the engine's own.
-    """
-    if len(body) > ERROR_BYTES:
-        return None
-    try:
-        parsed = _error_body.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    anthropic = parsed.type == "error"
-    message = parsed.error.message if parsed.error is not None else parsed.message
-    if message is None or anthropic is (dialect is Dialect.ANTHROPIC):
-        return None
-    if dialect is Dialect.ANTHROPIC:
-        fallback = "invalid_request_error" if status < 500 else "api_error"
-        error = {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}
-        return msgspec.json.encode({"type": "error", "error": error})
-    kind = parsed.error.type if parsed.error is not None else None
-    error_object = {"message": message, "type": kind, "param": None, "code": status}
-    return msgspec.json.encode({"error": error_object})

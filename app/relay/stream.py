@@ -6,20 +6,28 @@ the engine's bytes wait in the bounded buffer of its connection, and then in the
 """
 
 import asyncio
+import logging
 from time import perf_counter
 
 from app.asgi import ClientExchange, ClientStalled, Headers
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
+from app.relay.stream_errors import reports_error
 from app.sse import COMMENT, ends_stream, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
 from engines.base import EngineDied, EngineResponse
 from engines.output import ENGINE_DEAD_REASON, ERROR_EVENT, find_engine_death
 
+log = logging.getLogger(__name__)
+
+# vLLM sends an event for any exception after the first chunk.
+ENGINE_ERROR = "engine_error"
+ENGINE_ERROR_FAULT = "the engine reported an error in its stream"
 SSE_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
 )
 
 
@@ -43,7 +51,6 @@ class EventStream:
         self._recording = recording
         self._held = b""  # the beginning of an event that is not complete
         self._last = 0.0  # when the last chunk was sent
-        self._sent = b""  # the last chunk
 
     async def run(self, headers: Headers) -> None:
         """Forward the whole stream. Raises EngineError, after everything that arrived before it.
@@ -59,8 +66,10 @@ class EventStream:
             await exchange.flush()
         rest = b""
         death_at = find_engine_death(self._held)
+        if death_at is None:
+            self._note_error(self._held)
         if self._held and (rest := self._filter(self._held[:death_at])):
-            self._note_sent()
+            self._note_sent(rest)
         if death_at is not None:
             if rest:
                 await exchange.send_body(rest, more=True)
@@ -83,23 +92,25 @@ class EventStream:
             if not data:
                 return True
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
-        if data.find(ERROR_EVENT) >= 0 and (at := find_engine_death(data)) is not None:
-            if data := self._filter(data[:at]):
-                self._exchange.push(data)
-            raise EngineDied(ENGINE_DEAD_REASON)
+        if data.find(ERROR_EVENT) >= 0:
+            if (at := find_engine_death(data)) is not None:
+                if data := self._filter(data[:at]):
+                    self._note_sent(data)
+                    self._exchange.push(data)
+                raise EngineDied(ENGINE_DEAD_REASON)
+            self._note_error(data)
         if self._recording is not None and not (data := self._recording.pass_on(data)):
             return True
         data = self._meter.pass_on(data)
         if not data:
             return True
-        self._note_sent()
-        self._sent = data
+        self._note_sent(data)
         return self._exchange.push(data)
 
     @property
     def ended(self) -> bool:
         """True if the client has been sent the event that ends the stream."""
-        return ends_stream(self._sent)
+        return ends_stream(self._request.last_events)
 
     def _filter(self, events: bytes) -> bytes:
         """Return the part of whole events that the client gets."""
@@ -107,14 +118,23 @@ class EventStream:
             events = self._recording.pass_on(events)
         return self._meter.pass_on(events) if events else b""
 
-    def _note_sent(self) -> None:
+    def _note_sent(self, data: bytes) -> None:
         """Observe the latency of a chunk that is sent now."""
-        now = perf_counter()
+        now, request = perf_counter(), self._request
+        request.last_events = data
         if self._last:
             self._latency.observe(now - self._last)
-        elif self._request.ttft_s is None:  # not after an interruption
-            self._request.ttft_s = now - self._exchange.received_at
+        elif request.ttft_s is None:  # not after an interruption
+            request.ttft_s = now - self._exchange.received_at
+            request.first_events = data
         self._last = now
+
+    def _note_error(self, data: bytes) -> None:
+        """Note an error that the engine itself reports; the client is sent it as it is."""
+        if reports_error(data):
+            request = self._request
+            request.fault, request.error = ENGINE_ERROR_FAULT, ENGINE_ERROR
+            log.warning("%s", ENGINE_ERROR_FAULT, extra=request.log_fields)
 
 
 class KeepAlive:

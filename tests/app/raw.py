@@ -77,6 +77,16 @@ class Client:
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.readuntil(data)
 
+    async def chunked(self) -> bytes:
+        """Return all that comes up to the end of a chunked body, of any size."""
+        said = b""
+        async with asyncio.timeout(PATIENCE_S):
+            while not said.endswith(b"\r\n0\r\n\r\n"):
+                piece = await self.reader.read(1024 * 1024)
+                assert piece, "the body does not end in order"
+                said += piece
+        return said
+
     async def rest(self) -> bytes:
         """Return all that comes until the server closes the connection."""
         async with asyncio.timeout(PATIENCE_S):

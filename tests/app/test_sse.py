@@ -8,12 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app import sse
-from app.errors import Dialect, EngineFailed
+from app.errors import Dialect, EngineFailed, GatewayError
 from app.sse import (
     COMMENT,
     EVENT_BYTES,
     as_event,
-    error_event,
     read_data,
     split_events,
     whole_events,
@@ -129,6 +128,10 @@ class TestSplitEvents:
 
     def test_a_carriage_return_alone_ends_a_line(self) -> None:
         assert read_data(b"data: {}\rid: 7\n\n") == b"{}"
+
+
+def error_event(error: GatewayError, dialect: Dialect) -> bytes:
+    return as_event(error.body(dialect), dialect)
 
 
 class TestErrorEvent:

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from engines.guard.marked_processes import find_marked
 from tests.e2e.deployment import (
@@ -92,8 +91,7 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway_or_has_it
                 arriving = events(stream)
                 seen = [next(arriving)]
                 os.kill(engine_core(deployment), signal.SIGKILL)
-                with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
-                    seen.extend(arriving)
+                seen.extend(arriving)
             assert "[DONE]" not in seen
             assert json.loads(seen[-1])["error"]["code"] == "engine_failed"
 

@@ -80,6 +80,14 @@ async def misbehave(fake: Server, body: dict[str, Any], writer: asyncio.StreamWr
             await fake.chunk(writer, b"data: [DONE]\n\n")
             writer.write(b"0\r\n\r\n")
             return True
+        case "error_event":  # an exception behind the first chunk, as vLLM 0.32 reports it
+            fake.stream_head(writer)
+            await fake.chunk(writer, event)
+            error = {"error": {"message": "boom", "type": "InternalServerError", "code": 500}}
+            await fake.chunk(writer, b"data: " + json.dumps(error).encode() + b"\n\n")
+            await fake.chunk(writer, b"data: [DONE]\n\n")
+            writer.write(b"0\r\n\r\n")
+            return True
         case "bad_chunk":  # one event, then framing that is not chunked coding
             fake.stream_head(writer)
             await fake.chunk(writer, event)

@@ -63,7 +63,7 @@ async def test_request_in_flight_is_shown_and_canceled(gateway: Gateway, fake: F
         assert attempt["start_s"] < attempt["answered_s"] < row["ttft_s"]
         canceled = await admin(gateway, "POST", f"/{row['id']}/cancel")
         assert canceled["id"] == row["id"]
-        assert b"request_canceled" in await client.rest()
+        assert b"request_canceled" in await client.chunked()
     await wait_until(lambda: not gateway.server.tasks)
     error = await admin(gateway, "POST", f"/{row['id']}/cancel", status=404)
     assert "in flight" in error["error"]["message"]

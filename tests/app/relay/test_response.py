@@ -5,7 +5,8 @@ import json
 import pytest
 
 from app.errors import EngineFailed, EngineTooSlow
-from app.relay.response import as_gateway_error, with_own_count
+from app.relay.engine_errors import with_own_count
+from app.relay.response import as_gateway_error
 from engines.base import (
     EngineDied,
     EngineError,

@@ -337,8 +337,7 @@ class TestFaults:
 
     async def test_truncated_stream_has_error_status(self, fake: Fake, tmp_path: Path) -> None:
         async with traced(tmp_path, fake.url) as one:
-            with pytest.raises(httpx.RemoteProtocolError):
-                await one.chat(stream=True, fake="die_in_event")
+            assert "engine_failed" in (await one.chat(stream=True, fake="die_in_event")).text
             spans = await one.spans()
         assert_tree(spans, "chat demo")
         assert "stream" in spans

@@ -5,6 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from app.asgi import ClientExchange, ClientStalled
+from app.relay.request_context import RequestContext
+from app.request_body import Endpoint
+from app.telemetry import NO_RECORDER
 from tests.app.bare import Bare, serving
 from tests.app.raw import Answer, Client, request
 from tests.gateway import until_tasks_end
@@ -77,3 +80,9 @@ async def fill(exchange: ClientExchange) -> bytes:
 
 async def forever() -> None:
     await asyncio.get_running_loop().create_future()
+
+
+def in_flight(exchange: ClientExchange) -> RequestContext:
+    """Return what the relay knows of a request of which there is only the exchange."""
+    timeline = NO_RECORDER.begin(exchange.method, exchange.headers, exchange.received_at)
+    return RequestContext(exchange, Endpoint(exchange.path), timeline)

@@ -1,0 +1,113 @@
+"""An engine's own errors, translated between the dialects of OpenAI and Anthropic."""
+
+import re
+
+import msgspec
+
+from app.errors import Dialect
+
+# vLLM's words for a missing member of the body's own object.
+_MISSING = re.compile(
+    rb"('type': 'missing', 'loc': 'body\.[^'.]{1,256}', 'msg': '[^']{1,256}', 'input': '<dict of )"
+    rb"[0-9]+( items>')"
+)
+
+# Anthropic's API reference, "Errors".
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    500: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_KNOWN_TYPES = {*ANTHROPIC_TYPES.values(), "authentication_error", "permission_error"}
+# vLLM 0.32's words for a prompt that is too long (renderers/params.py, input_processor.py,
+# serve/utils/api_utils.py), and those of earlier versions.
+_TOO_LONG = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"maximum context length is (?P<most>\d+) tokens\. However, your (?:prompt|request) "
+        r"(?:contains|has) (?:at least )?(?P<tokens>\d+) input tokens",
+        r"maximum context length is (?P<most>\d+) tokens\. However, you requested "
+        r"(?P<tokens>\d+) tokens",
+        r"maximum context length is (?P<most>\d+) tokens\. However, your prompt contains "
+        r"\d+ characters",
+        r"\(length (?P<tokens>\d+)\) is longer than the maximum model length of (?P<most>\d+)",
+        r"Input length \((?P<tokens>\d+)\) exceeds model's maximum context length "
+        r"\((?P<most>\d+)\)",
+    )
+)
+# An error object has a few hundred bytes.
+ERROR_BYTES = 64 * 1024
+
+
+class _Error(msgspec.Struct):
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error | None = None
+    type: str | None = None
+    message: str | None = None  # vLLM before 0.10 has no object around it
+
+
+_error_body = msgspec.json.Decoder(_ErrorBody)
+
+
+def describe_too_long(message: str) -> str | None:
+    """Return vLLM's error for a prompt that is too long in Anthropic's words; None: it is another.
+
+    Claude Code makes its conversation shorter at these words alone. Where vLLM counted characters
+    only, the tokens are one more than fit.
+    """
+    for pattern in _TOO_LONG:
+        if found := pattern.search(message):
+            most = int(found["most"])
+            tokens = found.groupdict().get("tokens") or most + 1
+            return f"prompt is too long: {tokens} tokens > {most} maximum"
+    return None
+
+
+def with_own_count(body: bytes, members: int) -> bytes:
+    """Return vLLM's error for a missing field with the number of members that the client sent.
+
+    vLLM counts those of the request as it got it, with what the gateway has added.
+    """
+    return body if len(body) > ERROR_BYTES else _MISSING.sub(rb"\g<1>%d\2" % members, body)
+
+
+def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
+    """Return an engine's error object in a dialect; None: it is already, or is no error object.
+
+    vLLM refuses some requests to /v1/messages in OpenAI's form, and a server that speaks
+    Anthropic's may stand behind an OpenAI path. The message is the engine's own, except where a
+    prompt is too long for an Anthropic client.
+    """
+    if len(body) > ERROR_BYTES:
+        return None
+    try:
+        parsed = _error_body.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    anthropic = parsed.type == "error"
+    message = parsed.error.message if parsed.error is not None else parsed.message
+    if message is None:
+        return None
+    kind = parsed.error.type if parsed.error is not None else None
+    if dialect is Dialect.ANTHROPIC:
+        too_long = describe_too_long(message)
+        if anthropic and kind in _KNOWN_TYPES and too_long is None:
+            return None
+        fallback = "invalid_request_error" if status < 500 else "api_error"
+        kind = ANTHROPIC_TYPES.get(status, fallback)
+        error = {"type": kind, "message": too_long or message}
+        return msgspec.json.encode({"type": "error", "error": error})
+    if not anthropic:
+        return None
+    error_object = {"message": message, "type": kind, "param": None, "code": status}
+    return msgspec.json.encode({"error": error_object})

@@ -199,7 +199,9 @@ def test_error_table_row_matches_the_response(
         assert int(response.headers["retry-after"]) > 0
 
 
-def test_mid_stream_failure_is_an_event_and_curl_reports_the_cut(gateway: Deployment) -> None:
+def test_mid_stream_failure_is_an_event_behind_which_the_body_ends_in_order(
+    gateway: Deployment,
+) -> None:
     body = json.dumps({"model": "faulty", "stream": True, "fake": "die:3"})
     ended = subprocess.run(
         ["curl", "-sN", *HEADERS, f"{gateway.url}/v1/chat/completions", "-d", body],
@@ -211,7 +213,7 @@ def test_mid_stream_failure_is_an_event_and_curl_reports_the_cut(gateway: Deploy
     assert len(events) == 4
     assert events[-1]["error"]["code"] == "engine_failed"
     assert "[DONE]" not in ended.stdout
-    assert ended.returncode == 18  # curl(1): "partial file", the transfer was cut
+    assert ended.returncode == 0, "curl(1) would exit with 18 at a cut body"
 
 
 def test_dead_engine_does_not_break_listings(gateway: Deployment) -> None:

@@ -165,6 +165,8 @@ class Start:
     # From its beginning to READY, a pause before it included, as the previous start took; None:
     # unknown.
     expected_s: float | None
+    # The previous start failed, and this one may as well.
+    after_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

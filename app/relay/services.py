@@ -79,7 +79,10 @@ class Forecasts:
         if not starts:
             return Forecast(None) if any(engine.is_restarted for engine in engines) else None
         rests = [remaining_s(start.elapsed_s, start.expected_s) for start in starts]
-        return Forecast(min((rest for rest in rests if rest is not None), default=None))
+        return Forecast(
+            min((rest for rest in rests if rest is not None), default=None),
+            doubtful=all(start.after_failure for start in starts),
+        )
 
     def any_serves(self) -> bool:
         """Return whether some model is ready or can be loaded on demand."""

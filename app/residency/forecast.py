@@ -26,6 +26,8 @@ class Forecast:
     in_s: float | None
     # Its load begins only at a request.
     cold: bool = False
+    # It is started again after a start that failed, so it may stay down.
+    doubtful: bool = False
 
     @property
     def up(self) -> bool:
@@ -93,9 +95,9 @@ def next_step(
     """Return the next step of a request.
 
     `left_s` is the remaining time that the request may wait; `queued` says that a load which begins
-    now has to wait for others.
+    now has to wait for others. A doubtful model is waited for only where no fallback serves.
     """
-    if asked is None:
+    if asked is None or asked.doubtful:
         return GiveUp()
     if asked.up:
         return Ask()

@@ -84,8 +84,8 @@ class Supervisor:
         # It was READY once, so its configuration works.
         self._has_served = False
         self._served_s = 0.0  # in all earlier runs
-        # The latest start failed, so no forecast is made of the next.
-        self._start_failed = False
+        # Why the latest start failed, if it did: the next one has no known duration.
+        self._failed_start: Failure | None = None
         # The moment of the next restart, in the loop's time.
         self._restart_at = 0.0
         # An engine that was given up is not started before this moment; after it, the next request
@@ -115,16 +115,20 @@ class Supervisor:
     @property
     def starting(self) -> Start | None:
         """See `engines.base.Engine`."""
-        shared, status = self.shared, self._status
-        if shared.desired is not DesiredState.RUNNING or not self.alive or self._start_failed:
+        shared, status, failed = self.shared, self._status, self._failed_start
+        if shared.desired is not DesiredState.RUNNING or not self.alive:
             return None
+        if failed is not None and not self._next_may_succeed(failed):
+            return None
+        after_failure = failed is not None
+        load_s = None if after_failure else status.load_s
         now = asyncio.get_running_loop().time()
         began = None if self._run is None else self._run.load_began
         if status.state is State.STARTING and began is not None:
-            return Start(now - began, status.load_s)
+            return Start(now - began, load_s, after_failure)
         if status.state in (State.STOPPED, State.STARTING, State.FAILED):
             pause_s = max(self._restart_at - now, 0.0)
-            return Start(0.0, None if status.load_s is None else pause_s + status.load_s)
+            return Start(0.0, None if load_s is None else pause_s + load_s, after_failure)
         return None
 
     def request(self, desired: DesiredState, *, sleep_level: int | None = None) -> None:
@@ -173,6 +177,10 @@ class Supervisor:
             self._run.read_log()
         return self._log.lines()
 
+    def _next_may_succeed(self, failed: Failure) -> bool:
+        """Return whether a start may succeed as it is after one that failed so."""
+        return self._has_served and not failed.permanent and not failed.no_place
+
     def _may_start(self) -> bool:
         return asyncio.get_running_loop().time() >= self._not_before
 
@@ -220,13 +228,13 @@ class Supervisor:
 
     def _on_ready(self) -> None:
         self._has_served = True
-        self._start_failed = False
+        self._failed_start = None
 
     def _set_failed(self, failure: Failure) -> None:
         status = self._status
         if status.state is State.FAILED:
             return
-        self._start_failed = status.state is State.STARTING
+        self._failed_start = failure if status.state is State.STARTING else None
         if failure.permanent and not self._has_served:
             self.blocked_by = failure.cause.words
         self.failures += 1

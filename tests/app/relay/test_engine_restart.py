@@ -189,15 +189,52 @@ async def test_wait_without_fallbacks_is_bounded_by_load_wait_s(tmp_path: Path) 
         assert await gateway.metric("gateway_queue_wait_seconds_count", model="demo") == 1
 
 
-async def test_start_that_fails_ends_the_wait(tmp_path: Path) -> None:
+def failing_while_absent(up: Path, *, budget: int) -> dict[str, Any]:
+    """An engine each of whose starts fails while there is no such file."""
+    restart = {"backoff_s": 0.05, "max_backoff_s": 0.05, "budget": budget}
+    engine = process(**{"fake-load-until": str(up)})
+    return engine | {"start_timeout_s": 0.7, "restart": restart}
+
+
+async def test_restart_that_fails_is_waited_for_while_another_follows(tmp_path: Path) -> None:
     up = tmp_path / "up"
     up.touch()
-    dies = process(**{"fake-load-until": str(up)}) | {"start_timeout_s": 0.5}
-    async with serving(alone(dies), tmp_path=tmp_path) as gateway:
+    model = alone(failing_while_absent(up, budget=50))
+    async with serving(model, tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.READY)
         up.unlink()
         kill(gateway)
         await wait_until(lambda: state(gateway, "demo-0") is not EngineState.READY)
+        before = asyncio.create_task(gateway.chat())
+        engine = gateway.state.catalogue.find_replica("demo-0")[1].engine
+        await wait_until(lambda: engine.restarts >= 2)
+        after = asyncio.create_task(gateway.chat())
+        await until_waiting(gateway, 2)
+        up.touch()
+        assert [answer.status_code for answer in (await before, await after)] == [200, 200]
+        await at_rest_alone(gateway)
+
+
+async def test_end_of_the_restarts_ends_the_wait(tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    up.touch()
+    model = alone(failing_while_absent(up, budget=2))
+    async with serving(model, tmp_path=tmp_path) as gateway:
+        await until_is(gateway, "demo-0", EngineState.READY)
+        up.unlink()
+        kill(gateway)
+        await wait_until(lambda: state(gateway, "demo-0") is not EngineState.READY)
+        answer = await gateway.chat()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+        engine = gateway.state.catalogue.find_replica("demo-0")[1].engine
+        assert engine.given_up
+
+
+async def test_first_start_that_fails_ends_the_wait(tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    model = alone(failing_while_absent(up, budget=50))
+    async with serving(model, tmp_path=tmp_path) as gateway:
+        await until_is(gateway, "demo-0", EngineState.STARTING)
         answer = await gateway.chat()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
 

@@ -74,6 +74,9 @@ class TestStep:
     def test_order_decides_when_the_model_is_not_coming_up(self, fallback: Forecast) -> None:
         assert step(None, cold(1.0), fallback) == GiveUp()
 
+    def test_fallbacks_come_before_a_start_that_follows_a_failed_one(self) -> None:
+        assert step(Forecast(None, doubtful=True), cold(10.0)) == GiveUp()
+
     def test_no_wait_beyond_the_timeout(self) -> None:
         assert step(LOADING, cold(26.0), left_s=0.0) == GiveUp()
         assert step(LOADING, cold(26.0), UP, left_s=0.0) == Use(1)
@@ -138,6 +141,9 @@ class TestRemaining:
 class TestOwnStep:
     def test_model_that_is_not_coming_up_is_not_waited_for(self) -> None:
         assert own_step(None, most_s=300.0, left_s=300.0) == GiveUp()
+
+    def test_start_that_follows_a_failed_one_is_waited_for(self) -> None:
+        assert own_step(Forecast(None, doubtful=True), most_s=9.0, left_s=9.0) == Wait()
 
     def test_model_that_is_up_is_asked_even_late(self) -> None:
         assert own_step(UP, most_s=300.0, left_s=-1.0) == Ask()

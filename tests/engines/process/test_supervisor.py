@@ -525,6 +525,24 @@ class TestStarting:
         assert engine.starting is None
         assert engine.blocked_by is None
 
+    async def test_engine_that_has_served_is_started_again_after_a_failed_start(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        up = tmp_path / "up"
+        up.touch()
+        engine = make(
+            args={"fake-load-until": str(up)}, restart=AT_ONCE | {"budget": 50}, start_timeout_s=0.7
+        )
+        await ready(engine)
+        up.unlink()
+        family(engine)[0].kill()
+        await wait_until(lambda: engine.restarts >= 2)
+        await wait_until(lambda: (start := engine.starting) is not None and start.after_failure)
+        assert engine.starting is not None and engine.starting.expected_s is None
+        up.touch()
+        await wait_until(lambda: engine.state is S.READY)
+        assert engine.starting is None
+
     async def test_lasting_fault_is_named_by_its_kind(self, make: Make) -> None:
         engine = make(args={"fake-start": "refuse"})
         with pytest.raises(EngineNotReady, match="unrecognized arguments: --no-such-flag"):

@@ -538,7 +538,8 @@ class TestStarting:
         family(engine)[0].kill()
         await wait_until(lambda: engine.restarts >= 2)
         await wait_until(lambda: (start := engine.starting) is not None and start.after_failure)
-        assert engine.starting is not None and engine.starting.expected_s is None
+        assert engine.starting is not None
+        assert engine.starting.expected_s is None
         up.touch()
         await wait_until(lambda: engine.state is S.READY)
         assert engine.starting is None

@@ -76,7 +76,7 @@ continuation: setup-dev ## kill and replace engines under streams, on real vLLM;
 	done
 
 .PHONY: clients
-clients: setup-dev ## test LangChain, Gradio, Open WebUI and others on real vLLM; installs 8 GB once
+clients: setup-dev ## test LangChain, Open WebUI, Codex, Claude Code and others on real vLLM; installs 8 GB once
 	@$(BIN)/python -m tests.clients $(CLIENTS)
 
 .PHONY: lock

@@ -34,6 +34,7 @@ Anthropic: {"type": "error", "error": {"type", "message"}}
 """
 
 import enum
+from math import inf
 from typing import ClassVar
 
 import msgspec
@@ -61,6 +62,8 @@ class GatewayError(Exception):
     openai_type: ClassVar[str] = "server_error"
     anthropic_type: ClassVar[str] = "api_error"
     retry_after_s: int | None = None
+    # False: whoever sends it again before long gets the same error.
+    retry_helps: bool = True
     param: str | None = None
 
     def __init__(self, message: str) -> None:
@@ -85,9 +88,13 @@ class GatewayError(Exception):
 
     def headers(self) -> Headers:
         """Return the headers of this error in addition to content type and length."""
-        if self.retry_after_s is None:
-            return []
-        return [(b"retry-after", b"%d" % self.retry_after_s)]
+        headers: Headers = []
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if not self.retry_helps:
+            # The SDKs of OpenAI and Anthropic ask this first; a long Retry-After they ignore.
+            headers.append((b"x-should-retry", b"false"))
+        return headers
 
 
 class InvalidApiKey(GatewayError):
@@ -258,16 +265,20 @@ class RateLimited(GatewayError):
     code = "rate_limit_exceeded"
     openai_type = "rate_limit_error"
     anthropic_type = "rate_limit_error"
+    # A retry that has to wait longer is in vain.
+    retry_within_s: ClassVar[float] = inf
 
     def __init__(self, message: str, limit: str, retry_after_s: int | None) -> None:
         super().__init__(message)
         self.limit = limit
         self.retry_after_s = retry_after_s
+        self.retry_helps = retry_after_s is not None and retry_after_s <= self.retry_within_s
 
 
 class QuotaUsedUp(RateLimited):
     code = "insufficient_quota"
     openai_type = "insufficient_quota"
+    retry_within_s = 60
 
 
 class ServiceUnavailable(GatewayError):
@@ -313,6 +324,7 @@ def out_of_service(model: str, cause: str) -> EngineUnavailable:
         "help"
     )
     error.retry_after_s = OPERATOR_S
+    error.retry_helps = False
     return error
 
 

@@ -199,6 +199,8 @@ def _headers(kinds: Sequence[ErrorClass], relayed: bool) -> Iterator[tuple[str, 
     if waits or any(issubclass(kind, RateLimited) for kind in kinds):
         text = "In seconds; absent if waiting does not help."
         yield "Retry-After", header(text, len(waits) == len(kinds), type="integer", minimum=0)
+        text = "Trying again within a minute is in vain. The SDKs of OpenAI and Anthropic obey it."
+        yield "x-should-retry", header(text, False, type="string", const="false")
 
 
 def _family(root: ErrorClass) -> Iterator[ErrorClass]:

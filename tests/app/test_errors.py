@@ -141,6 +141,20 @@ def test_error_may_set_retry_after() -> None:
     assert dict(error.headers())[b"retry-after"] == b"120"
 
 
+def retried(error: GatewayError) -> bool:
+    return (b"x-should-retry", b"false") not in error.headers()
+
+
+def test_clients_are_told_not_to_retry_in_vain() -> None:
+    assert retried(errors.RateLimited("full", "tokens", 59))
+    assert retried(errors.RateLimited("full", "tokens", 300)), "agents wait for minutes"
+    assert not retried(errors.RateLimited("larger than the limit", "tokens", None))
+    assert retried(errors.QuotaUsedUp("used up, midnight is near", "budget", 60))
+    assert not retried(errors.QuotaUsedUp("used up", "budget", 61))
+    assert retried(errors.EngineUnavailable("starting"))
+    assert not retried(errors.out_of_service("demo", "missing files"))
+
+
 def test_missing_key_has_a_www_authenticate_header() -> None:
     assert (b"www-authenticate", b"Bearer") in InvalidApiKey("x").headers()
 

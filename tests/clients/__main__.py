@@ -5,8 +5,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.clients.clients import CLIENTS, ClientFault, Gateway
+from tests.clients.clients import CLIENTS
 from tests.clients.environments import Unavailable
+from tests.clients.running import ClientFault, Gateway
 from tests.e2e.deployment import ENGINE, demo_model, deployed, until_ready
 
 

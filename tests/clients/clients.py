@@ -8,20 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from engines.demo.dialogues import DIALOGUES
+from tests.clients.coding_agents import claude_code, codex
 from tests.clients.environments import programs
-from tests.docs.page import ROOT, Block, Page
-from tests.e2e.deployment import ADMIN_KEY, KEY, MODEL
+from tests.clients.running import ClientFault, Gateway, blocks, environment, run
+from tests.docs.page import Block
+from tests.e2e.deployment import ADMIN_KEY, MODEL
 from tests.gateway import free_port
 from tests.waiting import poll_until
 
-PAGES = [Page.read(ROOT / "docs" / name) for name in ("clients.md", "open-webui.md")]
-RUN_S = 180.0
 START_S = 180.0
 ANSWERS = {dialogue.question: dialogue.answer for dialogue in DIALOGUES}
 HELLO = ANSWERS["Hello!"]
@@ -29,60 +28,44 @@ CAPITAL = "What is the capital of France?"
 BROWSER = Path(__file__).with_name("gradio_browser.py")
 
 
-class ClientFault(AssertionError):
-    """A client failed; the text is its output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """Where the gateway is, and a directory for what clients write."""
-
-    url: str
-    directory: Path
-
-    def here(self, text: str) -> str:
-        """Return a text of the page with this gateway's address."""
-        return text.replace("http://127.0.0.1:8000", self.url)
-
-
 def openai_python(gateway: Gateway) -> str:
-    return _expect(_python(gateway, _blocks("python")[0], Path(sys.executable)), HELLO)
+    return _expect(_python(gateway, blocks("python")[0], Path(sys.executable)), HELLO)
 
 
 def anthropic_python(gateway: Gateway) -> str:
-    return _expect(_python(gateway, _blocks("python")[1], Path(sys.executable)), HELLO)
+    return _expect(_python(gateway, blocks("python")[1], Path(sys.executable)), HELLO)
 
 
 def openai_javascript(gateway: Gateway) -> str:
     directory = programs("node")
-    [block] = _blocks("javascript", "node")
+    [block] = blocks("javascript", "node")
     file = directory / "page.mjs"
     file.write_text(gateway.here(block.text))
-    return _expect(_run(gateway, "node", str(file)), HELLO)
+    return _expect(run(gateway, "node", str(file)), HELLO)
 
 
 def langchain(gateway: Gateway) -> str:
-    [block] = _blocks("python", "langchain")
+    [block] = blocks("python", "langchain")
     printed = _python(gateway, block, programs("langchain") / "python")
     return _expect(printed, HELLO, HELLO, str([("get_weather", {"city": "Paris"})]))
 
 
 def llama_index(gateway: Gateway) -> str:
-    [block] = _blocks("python", "llama-index")
+    [block] = blocks("python", "llama-index")
     return _expect(_python(gateway, block, programs("llama-index") / "python"), HELLO, HELLO)
 
 
 def gradio(gateway: Gateway) -> str:
     """Two messages, as from a browser: the second one carries the first as Gradio keeps it."""
     python = programs("gradio") / "python"
-    [block] = _blocks("python", "gradio")
+    [block] = blocks("python", "gradio")
     file = gateway.directory / "gradio_page.py"
     file.write_text(gateway.here(block.text))
     port = free_port()
     variables = {"GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
     url = f"http://127.0.0.1:{port}/"
     with _serving(gateway, url, [str(python), str(file)], variables):
-        printed = _run(gateway, str(python), str(BROWSER), url, "Hello!", CAPITAL)
+        printed = run(gateway, str(python), str(BROWSER), url, "Hello!", CAPITAL)
     said = [text for text, _ in json.loads(printed)]
     if said != ["Hello!", HELLO, CAPITAL, ANSWERS[CAPITAL]]:
         raise ClientFault(printed)
@@ -92,7 +75,7 @@ def gradio(gateway: Gateway) -> str:
 def open_webui(gateway: Gateway) -> str:
     """Sign up, chat plain and streamed, unload and load, through the API of Open WebUI's pages."""
     bin_directory = programs("open-webui")
-    [block] = _blocks("console", "open-webui")
+    [block] = blocks("console", "open-webui")
     port = free_port()
     script = gateway.here(re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE))
     script = script.replace("--port 3000", f"--port {port}").replace(
@@ -181,7 +164,7 @@ def gateway_bench(gateway: Gateway) -> str:
 
 def _bench(gateway: Gateway, *command: str) -> str:
     load = ("--num-prompts", "50", "--input-len", "64", "--output-len", "16")
-    printed = _run(gateway, *command, *load)
+    printed = run(gateway, *command, *load)
     counts = re.findall(r"^(?:Successful|Failed) requests: +(\d+)", printed, re.MULTILINE)
     if counts != ["50", "0"]:
         raise ClientFault(printed)
@@ -197,41 +180,17 @@ CLIENTS: Mapping[str, Callable[[Gateway], str]] = {
     "llama-index": llama_index,
     "gradio": gradio,
     "open-webui": open_webui,
+    "codex": codex,
+    "claude-code": claude_code,
     "vllm-bench-serve": vllm_bench,
     "vllm-gateway-bench": gateway_bench,
 }
 
 
-def _blocks(language: str, *words: str) -> list[Block]:
-    blocks = (block for page in PAGES for block in page.blocks)
-    return [b for b in blocks if (b.language, b.words) == (language, words)]
-
-
 def _python(gateway: Gateway, block: Block, python: Path) -> str:
     file = gateway.directory / "page.py"
     file.write_text(gateway.here(block.text))
-    return _run(gateway, str(python), str(file))
-
-
-def _run(gateway: Gateway, *command: str) -> str:
-    """Return what a command prints. Raises ClientFault."""
-    ended = subprocess.run(
-        command,
-        cwd=gateway.directory,
-        env=_environment(gateway),
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    if ended.returncode != 0:
-        raise ClientFault(ended.stdout + ended.stderr)
-    return ended.stdout
-
-
-def _environment(gateway: Gateway) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("GATEWAY_")}
-    return {**kept, "KEY": KEY, "OPENAI_API_KEY": KEY, "GATEWAY_URL": gateway.url}
+    return run(gateway, str(python), str(file))
 
 
 @contextmanager
@@ -244,7 +203,7 @@ def _serving(
         process = subprocess.Popen(
             command,
             cwd=gateway.directory,
-            env={**_environment(gateway), **variables},
+            env={**environment(gateway), **variables},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

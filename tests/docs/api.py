@@ -154,6 +154,11 @@ def _headers(document: JsonObject) -> Iterator[str]:
     for name, header in document["components"]["headers"].items():
         yield f"| `{name}` | {_carriers(document, name)} | {cell(header['description'])} |\n"
     yield "| `Retry-After` | 429, 503 | Seconds; absent if waiting does not help. |\n"
+    yield (
+        "| `x-should-retry: false` | 429, 503 | Trying again within a minute is in vain: a budget "
+        "is used up, the request is larger than a limit, or an operator must act. The SDKs of "
+        "OpenAI and Anthropic, and Claude Code, obey it. |\n"
+    )
     yield "| `WWW-Authenticate` | 401 | RFC 9110, section 11.6.1. |\n"
     yield "| `Allow` | 405, OPTIONS of any path | The methods of the path. |\n"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.docs.page import Block
 
 PROMPT = "$ "
-# Programs that blocks show; tests.clients runs those, except for `claude`.
+# Programs that blocks show; tests.clients runs those.
 CLIENTS = frozenset({"claude", "gradio", "langchain", "llama-index", "node", "open-webui"})
 # Requirements of a block that the tests do not meet: its commands are parsed, not run.
 # `environment` is a separate Python environment.

@@ -17,7 +17,7 @@ from tests.docs.console import commands, needs
 from tests.docs.page import ROOT, Block, Page
 from tests.docs.pages import INDEX, PAGES
 
-LANGUAGES = {"", "console", "ini", "javascript", "json", "promql", "python", "sql", "yaml"}
+LANGUAGES = {"", "console", "ini", "javascript", "json", "promql", "python", "sql", "toml", "yaml"}
 BY_NAME = {page.name: page for page in PAGES}
 # Completes a fragment of a configuration.
 MODEL = {"name": "m", "engines": [{"kind": "process", "model": "org/m"}]}

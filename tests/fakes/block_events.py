@@ -102,14 +102,48 @@ def message_events(reply: Reply, made: Generation) -> Iterator[tuple[bytes, int]
         yield events, len(output.tokens)
     for event in blocks.close():
         yield event, 0
-    reason = "max_tokens" if finish == "length" else "tool_use" if parser.calls else "end_turn"
-    delta = {"stop_reason": reason, "stop_sequence": None}
+    delta = {"stop_reason": _stop_reason(finish, parser), "stop_sequence": None}
     usage = {"input_tokens": len(made.prompt), "output_tokens": count}
     yield (
         named_event("message_delta", {"type": "message_delta", "delta": delta, "usage": usage}),
         0,
     )
     yield named_event("message_stop", {"type": "message_stop"}), 0
+
+
+def message_answer(reply: Reply, made: Generation) -> bytes:
+    """Return a whole message; what a tool call takes has to be JSON."""
+    parser, finish, count = ChatParser(made.prompt, reply.parses), "stop", 0
+    content: list[dict[str, Any]] = []
+    for output in made.outputs((made.tokens + 1,)):
+        finish, count = output.finish or finish, count + len(output.tokens)
+        for kind, value in _parts(parser.parse(output) or {}):
+            match kind:
+                case "reasoning":
+                    signed = {"thinking": value, "signature": uuid.uuid4().hex}
+                    content.append({"type": "thinking", **signed})
+                case "content":
+                    content.append({"type": "text", "text": value})
+                case "call":
+                    name = value["function"]["name"]
+                    content.append({"type": "tool_use", "id": value["id"], "name": name})
+                case _:
+                    content[-1]["input"] = json.loads(value)
+    message = {
+        "id": reply.id,
+        "type": "message",
+        "role": "assistant",
+        "content": content,
+        "model": reply.model,
+        "stop_reason": _stop_reason(finish, parser),
+        "stop_sequence": None,
+        "usage": {"input_tokens": len(made.prompt), "output_tokens": count},
+    }
+    return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _stop_reason(finish: str, parser: ChatParser) -> str:
+    return "max_tokens" if finish == "length" else "tool_use" if parser.calls else "end_turn"
 
 
 @dataclass

@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from engines.vllm_key import RequireKey
 from tests.fakes import ranks
-from tests.fakes.block_events import message_events, response_events
+from tests.fakes.block_events import message_answer, message_events, response_events
 from tests.fakes.completion_events import (
     CREATED,
     Reply,
@@ -76,6 +76,7 @@ ROUTES = {
     "/classify": "classify",
     "/v1/audio/transcriptions": "transcription",
 }
+_WHOLE = {"/v1/completions": completion_answer, "/v1/messages": message_answer}
 
 
 @dataclass
@@ -399,7 +400,7 @@ class Fake:
             return self.plain(writer, json.dumps({"error": told}).encode(), 400)
         reply = self._reply(request, path, body)
         if not body.get("stream"):
-            whole = completion_answer if path == "/v1/completions" else chat_answer
+            whole = _WHOLE.get(path, chat_answer)
             return self.plain(writer, whole(reply, made))
         return await self._stream(request, self._events(path, reply, made, body), body, writer)
 

@@ -7,7 +7,7 @@ of an answer is in `sent_text`, its comparison with a repeated answer in `verifi
 """
 
 from app.continuation.answer import Answer
-from app.continuation.answer_text import IdDecoder, count_thought, cut_at_text
+from app.continuation.answer_text import IdDecoder, count_thought, cut_at_text, thinks_again
 from app.continuation.eligibility import ENDPOINTS, REASONS, Ways, choose_ways
 from app.continuation.recording import CannotGoOn, Recording, Repeat, Replay, Verify, Way
 from app.continuation.replay import WITH_IDS, NotReplayed, replay_members
@@ -37,4 +37,5 @@ __all__ = [
     "cut_at_text",
     "may_come",
     "replay_members",
+    "thinks_again",
 ]

@@ -36,6 +36,8 @@ _NULL = b'token_ids":null'
 _NO_TEXT = b'"delta":{},"logprobs":null,"finish_reason":null,"'
 _NO_TEXT_LIST = _NO_TEXT + _LIST_START
 EVENT_END = b"\n\n"
+# The word for an answer that thinks again behind its first thought.
+SECOND_THOUGHT = "second_thought"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError)
 _ids = msgspec.json.Decoder(list[int])
 
@@ -86,6 +88,7 @@ class Answer:
         "prompt_tokens",
         "tail",
         "thought_ended",
+        "thought_resumed",
         "tokens",
     )
 
@@ -102,6 +105,8 @@ class Answer:
         self.first_thought: Tail | None = None
         self.last_thought: Tail | None = None
         self.thought_ended = False
+        # Reasoning has followed that text.
+        self.thought_resumed = False
         self.id: bytes | None = None
         self.created: bytes | None = None
         self.finished = False
@@ -144,12 +149,19 @@ class Answer:
         self.last_thought = _cut_tail(self.last_thought, count)
 
     @property
+    def searched(self) -> bool:
+        """True once a batch was searched."""
+        return self.prompt is not None or bool(self.obstacle)
+
+    @property
     def replay_obstacle(self) -> str:
         """The reason why the answer, as of the last flush, cannot be replayed; "" if it can."""
         if self.obstacle:
             return self.obstacle
         if self.finished:
             return "finished"
+        if self.thought_resumed:
+            return SECOND_THOUGHT
         return "tool_call" if self.in_tool_call else ""
 
     @property
@@ -207,6 +219,7 @@ class Answer:
             if reasoning:
                 self.last_thought = Tail(start, end, reasoning)
                 self.first_thought = self.first_thought or self.last_thought
+                self.thought_resumed = self.thought_resumed or self.thought_ended
             if text := content or reasoning:
                 self.tail = Tail(start, end, text)
                 self.thought_ended = self.thought_ended or bool(content)

@@ -1,6 +1,7 @@
 """Finds where text ends among the token IDs of an answer, by asking an engine to decode them."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -17,6 +18,18 @@ MAX_BYTES = 64 * 1024
 # Seconds for that answer; an engine that computes other requests gives it all the same.
 DECODE_S = 5.0
 REPLACEMENT = "\ufffd"  # of bytes that are no whole character
+# IDs whose text is surely an answer to the question.
+_PIECE = 4096
+# Single tokens that end a thought, for the reasoning parsers of vLLM 0.32.
+_THOUGHT_ENDS = re.compile(
+    r"</(?:mm:|seed:)?think>|\[/THINK\]|<\|END_THINKING\|>|<\|plamo:end_think:plamo\|>"
+)
+# Single tokens behind which they look for a thought anew: those that begin one, and a turn.
+_THOUGHT_BEGINS = re.compile(
+    r"<(?:mm:|seed:)?think>|\[THINK\]|<\|START_THINKING\|>|<\|plamo:begin_think:plamo\|>"
+    r"|<\|(?:im_start|im_end|system|user|assistant|observation|turn|tool_response)\|?>"
+    r"|<seed:(?:bos|eos)>"
+)
 
 
 class _Text(msgspec.Struct):
@@ -85,6 +98,28 @@ async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool, all_s
         return False
     answer.cut(end)
     return True
+
+
+async def thinks_again(answer: Answer, decoder: IdDecoder) -> bool:
+    """Return whether a thought may begin behind the first; True where that is not known.
+
+    To its client all behind the first is text: vLLM's (0.32) parsers take it so. The parser of a
+    replay searches the prompt from its end, and would find a thought that is open.
+    Raises EngineNotReady.
+    """
+    if answer.last_thought is None or not answer.thought_ended:
+        return False
+    ended = False
+    for start in range(answer.last_thought.start, len(answer.ids), _PIECE):
+        text = await decoder.decode(answer.ids[start : start + _PIECE])
+        if text is None:
+            return True
+        if not ended:
+            end = _THOUGHT_ENDS.search(text)
+            ended, text = end is not None, "" if end is None else text[end.end() :]
+        if _THOUGHT_BEGINS.search(text) is not None:
+            return True
+    return False
 
 
 async def count_thought(answer: Answer, decoder: IdDecoder) -> int:

@@ -57,8 +57,8 @@ class Recording:
     """One stream, from its first chunk at the first engine to its end at the last."""
 
     __slots__ = (
-        "_endpoint", "_filter", "_on_resumed", "_with_ids", "answer", "calls_tools", "origin",
-        "sent", "shows_tokens", "terms", "ways",
+        "_drops_text", "_endpoint", "_filter", "_on_resumed", "_with_ids", "answer", "calls_tools",
+        "origin", "sent", "shows_tokens", "terms", "ways",
     )  # fmt: skip
 
     def __init__(
@@ -90,10 +90,12 @@ class Recording:
     def _start(self) -> None:
         ways, max_tokens = self.ways, self.terms.max_tokens
         self.answer = Answer(max_tokens) if ways.replay else None
-        # A stream that can be replayed is recorded as text only where a tool call may begin.
+        # A stream that can be replayed is recorded as text only where a tool call or a second
+        # thought may begin.
         self.sent: SentText | None = None
-        if ways.verify and (self.calls_tools or not ways.replay):
+        if ways.verify:
             self.sent = SentText(self._endpoint, max_tokens * TOKEN_BYTES)
+        self._drops_text = ways.verify and ways.replay and not self.calls_tools
         self._filter: Splice | Verification | None = None
 
     def pass_on(self, events: bytes) -> bytes:
@@ -105,6 +107,9 @@ class Recording:
             events = self._filter.pass_on(events)
         elif self.answer is not None:
             self.answer.add(events)
+            if self._drops_text and self.answer.searched:
+                self._drops_text = False
+                self.sent = self.sent if self.answer.first_thought is not None else None
             if not self._with_ids:
                 events = without_token_ids(events)
         if events:

@@ -34,6 +34,7 @@ from app.continuation import (
     cut_at_text,
     may_come,
     replay_members,
+    thinks_again,
 )
 from app.errors import GatewayError
 from app.relay.call_builder import CallBuilder
@@ -263,7 +264,7 @@ class StreamContinuation:
             if members is not None:
                 return members
             if recording.sent is None:
-                raise _Lost("unaligned")
+                raise _Lost(way.answer.replay_obstacle or "unaligned")
             way, self._way = Verify(recording.sent), Way.VERIFY
         if isinstance(way, Verify):
             usage = self._result.partial_usage
@@ -276,12 +277,15 @@ class StreamContinuation:
     async def _prepare_replay(
         self, target: Replica, answer: Answer, interruption: Interruption
     ) -> Mapping[str, bytes] | None:
-        """Set up the seam of a replay; None: where its text ends is not known. Raises _Lost."""
+        """Set up the seam of a replay; None: where it would go on is not known. Raises _Lost."""
         recording = self._recording
         decoder = IdDecoder(target.engine, target.served_name)
         if not await cut_at_text(
             answer, decoder, always=recording.calls_tools, all_shown=recording.shows_tokens
         ):
+            return None
+        if await thinks_again(answer, decoder):
+            answer.thought_resumed = True
             return None
         limit = (target.engine.facts.sampling_defaults or {}).get("max_tokens")
         members = replay_members(

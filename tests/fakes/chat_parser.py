@@ -27,12 +27,13 @@ class ChatParser:
     _sent: int = 0
     _reasoning_tokens: int = 0
     _ended: bool = False
+    _text_only: bool = False
     _delta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for token in self.prompt:
             if token in (THINK, THINK_END):
-                self.thinking = token == THINK
+                self.thinking, self._text_only = token == THINK, token == THINK_END
 
     @property
     def reasoning_tokens(self) -> int:
@@ -59,7 +60,9 @@ class ChatParser:
 
     def _feed(self, token: int, text: str) -> None:
         if token in (THINK, THINK_END):
-            self.thinking = token == THINK
+            # Behind the first end all is text (vllm/parser/abstract_parser.py, `parse_delta`).
+            self._text_only = self._text_only or token == THINK_END
+            self.thinking = not self._text_only
         elif token == TOOL:
             self._call, self._named, self._sent = "", False, 0
         elif token == TOOL_END:

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 import pytest
 
 from app.continuation import Answer
-from app.continuation.answer_text import IdDecoder, cut_at_text
+from app.continuation.answer_text import IdDecoder, cut_at_text, thinks_again
 
-TOKENS = {1: "a", 2: "<", 3: " "}
+TOKENS = {
+    1: "a", 2: "<", 3: " ", 4: "<think>", 5: "</think>", 6: "<|im_end|>", 7: "[THINK]",
+    8: "[/THINK]", 9: "<seed:bos>",
+}  # fmt: skip
 
 
 class Decoder(IdDecoder):
-    """Decodes three tokens, without an engine."""
+    """Decodes a few tokens, without an engine."""
 
     def __init__(self) -> None:
         pass
@@ -21,15 +24,15 @@ class Decoder(IdDecoder):
         return "".join(TOKENS[token] for token in ids)
 
 
-def chunk(ids: Sequence[int], text: str) -> bytes:
-    delta = {"content": text} if text else {}
+def chunk(ids: Sequence[int], text: str, kind: str = "content") -> bytes:
+    delta = {kind: text} if text else {}
     choice = {"delta": delta, "logprobs": None, "finish_reason": None, "token_ids": list(ids)}
     value = {"id": "x", "created": 1, "choices": [choice]}
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 def recorded(*events: bytes) -> Answer:
-    answer = Answer(1000)
+    answer = Answer(10_000)
     answer.add(b'data: {"id":"x","created":1,"choices":[],"prompt_token_ids":[9]}\n\n')
     for event in events:
         answer.add(event)
@@ -61,3 +64,42 @@ async def test_text_that_ends_once_or_in_blanks_is_aligned(text: str) -> None:
     answer = recorded(chunk([2], "<"), chunk([3], " "), chunk([token], text))
     assert await cut_at_text(answer, Decoder(), always=True, all_shown=False)
     assert list(answer.ids) == [2, 3, token]
+
+
+def thought(ids: Sequence[int] = (4, 1, 5), text: str = "a") -> bytes:
+    return chunk(ids, text, "reasoning")
+
+
+@pytest.mark.parametrize("mark", [4, 6, 7, 9])
+async def test_thought_or_turn_behind_the_first_thought_is_found(mark: int) -> None:
+    text = [chunk([1], "a")] * 5000
+    answer = recorded(thought(), *text, chunk([mark], ""), chunk([1], "a"))
+    assert await thinks_again(answer, Decoder())
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [thought(), chunk([1], "a")],
+        [thought([4, 1]), thought([1]), chunk([5], ""), chunk([1], "a")],
+        [thought([7, 1]), chunk([8, 1], "a")],
+        [thought([4, 1]), thought([1, 4])],  # the first thought has not ended
+        [chunk([4, 1], "<think>a"), chunk([5, 4], "</think><think>")],  # no parser: all is text
+    ],
+)
+async def test_one_thought_is_no_second_one(events: list[bytes]) -> None:
+    assert not await thinks_again(recorded(*events), Decoder())
+
+
+async def test_ids_that_no_engine_decodes_may_be_a_second_thought() -> None:
+    class Silent(Decoder):
+        async def decode(self, ids: Sequence[int]) -> str | None:
+            return None
+
+    assert await thinks_again(recorded(thought(), chunk([1], "a")), Silent())
+    assert not await thinks_again(recorded(chunk([1], "a")), Silent())
+
+
+async def test_reasoning_behind_text_is_a_second_thought() -> None:
+    answer = recorded(thought(), chunk([1], "a"), thought())
+    assert answer.replay_obstacle == "second_thought"

@@ -74,9 +74,11 @@ def test_stream_without_a_way_ends_with_its_reason() -> None:
 
 @pytest.mark.parametrize("ways", [BOTH, REPLAY])
 def test_text_is_recorded_only_where_ids_do_not_do(ways: Ways) -> None:
-    """Memory of a stream is its IDs, as long as no tool call may begin."""
-    assert recording(ways).sent is None
-    assert (recording(ways, tools=True).sent is None) is not ways.verify
+    """Memory of a stream is its IDs, as long as no tool call or second thought may begin."""
+    long = "word " * 40
+    assert recording(ways, events(long)).sent is None
+    assert (recording(ways, events(f"<think>one</think>{long}")).sent is None) is not ways.verify
+    assert (recording(ways, events(long), tools=True).sent is None) is not ways.verify
 
 
 @pytest.mark.parametrize(("ways", "expected"), [(BOTH, Way.VERIFY), (REPLAY, Way.NONE)])

@@ -19,6 +19,7 @@ from tests.app.relay.continuing import (
 )
 
 THOUGHT = "<think>one two</think>three four"
+SECOND_THOUGHT = "<think>one</think>two <think>three four</think>five six"
 CALL = 'see <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -54,6 +55,7 @@ VERIFIED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "two choices, seeded": (CHAT, "one two||three 灯 four", {"n": 2, "seed": 7}),
     "two choices with usage": (CHAT, "one||two three", {"n": 2, **GREEDY, **USAGE}),
     "two completions": (COMPLETIONS, "one two||three", {"n": 2, **GREEDY}),
+    "second thought": (CHAT, SECOND_THOUGHT, GREEDY),
     "stop": (CHAT, THOUGHT, {"stop": ["x"], **GREEDY}),
     "schema": (CHAT, '{"a": 灯}', {"response_format": SCHEMA, **GREEDY}),
     "penalties": (CHAT, "one two", {"frequency_penalty": 0.5, **GREEDY}),

@@ -45,6 +45,15 @@ async def test_sampled_choices_end_with_an_error(tmp_path: Path) -> None:
         assert await streams.metric("none", "several_choices") == 1
 
 
+async def test_sampled_answer_that_thinks_again_ends_with_an_error(tmp_path: Path) -> None:
+    """Behind its first thought all is text; a replay would take the rest for a thought."""
+    async with streaming(tmp_path, model=FIRST) as streams:
+        streams.fail("close", 8)
+        stream = await streams.ask(say="<think>one</think>two <think>three four</think>five")
+        ends_with(stream, "second_thought")
+        assert await streams.metric("replay", "second_thought") == 1
+
+
 async def test_second_death_ends_the_stream_and_no_third_engine_is_asked(tmp_path: Path) -> None:
     async with streaming(tmp_path, 3, model=FIRST) as streams:
         streams.fail("close", 1, times=2)

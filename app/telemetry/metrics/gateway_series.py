@@ -37,8 +37,8 @@ CONTINUATION_OUTCOMES = {
     "verify": ("continued", "no_replica", "died_again", "refused", "disconnected", "diverged"),
     "none": (
         "died_again", "disconnected", "finished", "too_long", "tool_call", "second_thought",
-        "bad_words", "beam_search", "echo", "endpoint", "forced_tool", "hidden_reasoning", "kv_transfer",
-        "logprobs", "media", "other_field", "penalties", "seed", "several_choices", "stop",
+        "bad_words", "beam_search", "echo", "endpoint", "forced_tool", "hidden_reasoning",
+        "kv_transfer", "logprobs", "media", "other_field", "penalties", "seed", "several_choices", "stop",
         "stored", "structured_output", "thinking_budget", "truncation", "version",
     ),
 }  # fmt: skip

@@ -38,8 +38,8 @@ CONTINUATION_OUTCOMES = {
     "none": (
         "died_again", "disconnected", "finished", "too_long", "tool_call", "second_thought",
         "bad_words", "beam_search", "echo", "endpoint", "forced_tool", "hidden_reasoning",
-        "kv_transfer", "logprobs", "media", "other_field", "penalties", "seed", "several_choices", "stop",
-        "stored", "structured_output", "thinking_budget", "truncation", "version",
+        "kv_transfer", "logprobs", "media", "other_field", "penalties", "seed", "several_choices",
+        "stop", "stored", "structured_output", "thinking_budget", "truncation", "version",
     ),
 }  # fmt: skip
 

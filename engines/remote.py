@@ -1,6 +1,7 @@
 """The engine of kind `remote`: a server that the gateway does not run, checked periodically."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Coroutine
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # Kubernetes' default is 10 s; half of that shortens the errors of a server that is lost.
 CHECK_INTERVAL_S = 5.0
+# Between two checks at least, where requests show that a failed server answers again.
+RECHECK_S = 0.5
 _CLOSED = (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING)
 
 
@@ -57,6 +60,8 @@ class RemoteEngine(Engine):
         self._shared_id = identify(self._client.address)
         self._check_task: asyncio.Task[None] | None = None
         self._checked = asyncio.Event()
+        # A request that was sent although the server failed was answered.
+        self._answered = asyncio.Event()
 
     @property
     def shared_id(self) -> str:
@@ -82,7 +87,14 @@ class RemoteEngine(Engine):
     def send(self, request: EngineRequest) -> Coroutine[Any, Any, ResponseBody]:
         if self._status.state in self._closed:
             raise EngineNotReady(f"engine {self._name} is {self._status.state}")
+        if self._status.state is EngineState.FAILED:
+            return self._send_to_failed(request)
         return self._client.send(request)  # awaited by the caller: one frame less
+
+    async def _send_to_failed(self, request: EngineRequest) -> ResponseBody:
+        response = await self._client.send(request)
+        self._answered.set()
+        return response
 
     async def exposition(self) -> bytes:
         if self._status.state not in SERVING:
@@ -113,8 +125,10 @@ class RemoteEngine(Engine):
             self._checked.clear()
 
     async def _run_checks(self) -> None:
-        probe = EngineProbe(self._control)
+        probe, loop = EngineProbe(self._control), asyncio.get_running_loop()
         while True:
+            began = loop.time()
+            self._answered.clear()
             try:
                 fault, event = await self._check(probe)
             except Exception:
@@ -122,7 +136,10 @@ class RemoteEngine(Engine):
                 fault, event = "its check failed", "is not used"
             self._update_state(fault, event)
             self._checked.set()
-            await asyncio.sleep(CHECK_INTERVAL_S)
+            await asyncio.sleep(min(RECHECK_S, CHECK_INTERVAL_S))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(began + CHECK_INTERVAL_S):
+                    await self._answered.wait()
 
     async def _check(self, probe: EngineProbe) -> tuple[str | None, str]:
         """Return the fault of the server, if there is one, and the event that it is."""

@@ -90,8 +90,11 @@ class EngineProbe:
 
     async def fetch_facts(self) -> EngineFacts:
         """Return the facts of /version and /v1/models, without implausible ones."""
-        version = _dict(await self._fetch_json("/version")).get("version")
-        cards = _dict(await self._fetch_json("/v1/models")).get("data")
+        # At once: a server that is busy takes seconds for each.
+        versions, models = await asyncio.gather(
+            self._fetch_json("/version"), self._fetch_json("/v1/models")
+        )
+        version, cards = _dict(versions).get("version"), _dict(models).get("data")
         card = _dict(cards[0]) if isinstance(cards, list) and cards else {}
         length = card.get("max_model_len")
         return EngineFacts(

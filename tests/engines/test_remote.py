@@ -211,3 +211,37 @@ async def test_name_that_cannot_be_looked_up_does_not_respond() -> None:
         client = Http1Client(Address.from_url(url), Timeouts())
         with pytest.raises(EngineNotReady, match="cannot connect to"):
             await client.send(REQUEST)
+
+
+async def test_failed_server_that_answers_a_request_is_checked_at_once(
+    server: Server, engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.remote.CHECK_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("engines.remote.RECHECK_S", 0.0)
+    server.lists = False
+    with pytest.raises(EngineNotReady):
+        await start(engine)
+    server.lists = True
+    (await engine.send(REQUEST)).close()
+    await wait_until(lambda: engine.state is EngineState.READY)
+
+
+async def test_facts_of_a_busy_server_are_asked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Busy(Server):
+        answering = asyncio.Event()
+
+        async def _answer(
+            self, request: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> bool:
+            await self.answering.wait()
+            return await super()._answer(request, reader, writer)
+
+    async with Busy() as server:
+        client = Http1Client(Address.from_url(server.url), Timeouts())
+        facts = asyncio.create_task(EngineProbe(client).fetch_facts())
+        await wait_until(lambda: {s.target for s in server.seen} == {"/version", "/v1/models"})
+        server.answering.set()
+        assert (await facts).version == server.version
+        client.close()

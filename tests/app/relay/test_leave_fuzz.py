@@ -1,4 +1,4 @@
-"""Thousands of disconnects at random moments, on every route: nothing leaks."""
+"""Thousands of disconnects at random moments, on every route, under an operator: nothing leaks."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -20,13 +21,13 @@ from app.server.connection import ClientConnection
 from engines.remote import RemoteEngine
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, Gateway, remote, running, settings_for
+from tests.gateway import AUTH, ROOT, Gateway, remote, running, settings_for
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 SEED = 20261122
-REQUESTS = 2400
+REQUESTS = 3200
 AT_ONCE = 48
 # The share of requests whose body is scanned in slices and counted in body memory.
 LARGE = 0.05
@@ -37,6 +38,7 @@ FAULTS = (
     "close", "reset", "hang", "stall:0", "stall:2", "die:0", "die:3", "die_in_event", "dead",
     "dead_stream:2", "bad_chunk", "truncate", "status:500", "status:503", "status:404", "text:502",
     "flood:1", "long:1200", "pace:1", "pace:5", "tokens:40:1", "tokens:40:2", "tokens:40:0",
+    "error_event", "garbage",
 )  # fmt: skip
 FORM = b"--XX\r\ncontent-disposition: form-data; name=%b\r\n\r\n%b\r\n"
 PHASES = ("in the head", "in the body", "before the answer", "at the head", "in the answer", "end")
@@ -79,12 +81,17 @@ async def test_disconnects_at_random_moments_leak_nothing(
         before = tasks_of(fakes)
         numbers = iter(range(REQUESTS))
         left: Counter[str] = Counter()
+        operated: Counter[str] = Counter()
 
         async def visitor() -> None:
             for number in numbers:
                 left[await leave(gateway.port, plan(Random(SEED + number), tenants))] += 1
 
+        over = asyncio.Event()
+        operator = asyncio.create_task(operate(gateway, operated, over))
         await asyncio.gather(*(visitor() for _ in range(AT_ONCE)))
+        over.set()
+        await operator
         print(f"seed {SEED}: {dict(left)}")
         await settled(gateway, fakes, before)
         assert leftovers(gateway, fakes, before) == {}, f"seed {SEED}"
@@ -93,10 +100,13 @@ async def test_disconnects_at_random_moments_leak_nothing(
         asked = {fake.model: sum(seen.method == "POST" for seen in fake.seen) for fake in fakes}
         assert min(asked.values()) > REQUESTS / 50
         assert all(left[phase] > REQUESTS / 50 for phase in PHASES)
+        assert min(operated["reloads"], operated["cancellations"]) > 10
         await still_serves(gateway)
     counts = ", ".join(f"{left[phase]} {phase}" for phase in PHASES)
     aborted = sum(fake.aborted for fake in fakes)
+    acts = ", ".join(f"{count} {act}" for act, count in operated.items())
     show(f"{left.total()} requests left: {counts}; engines were asked {asked}, aborted {aborted}")
+    show(f"meanwhile {acts}")
 
 
 BOUNDED = {
@@ -123,12 +133,13 @@ async def serving(tmp_path: Path) -> AsyncIterator[tuple[Gateway, list[Fake]]]:
             for fake, fields in zip(fakes, more, strict=True)
         ]
         limits = {"default": {"requests_per_minute": None, "tokens_per_minute": None}}
-        yield (
-            await stack.enter_async_context(
-                running(settings_for(*models, run_dir=tmp_path, limits=limits))
-            ),
-            fakes,
-        )
+        # Of two configurations by turns, the second has another queue and one model more.
+        other = [{**models[0], "queue": {"max_in_flight": 3, "timeout_s": 0.4}}, *models[1:]]
+        other.append({"name": "more", "engines": [remote(fakes[1].url)]})
+        each = [settings_for(*some, run_dir=tmp_path, limits=limits) for some in (models, other)]
+        turns = cycle(reversed(each))
+        gateway = running(each[0], source=lambda: next(turns))
+        yield await stack.enter_async_context(gateway), fakes
 
 
 async def tenant(gateway: Gateway, header: dict[str, str]) -> Tenant:
@@ -261,6 +272,26 @@ async def leave(port: int, visit: Visit) -> str:
                     await writer.wait_closed()
             writer.transport.abort()
     return phase
+
+
+# The operator
+
+
+async def operate(gateway: Gateway, operated: Counter[str], over: asyncio.Event) -> None:
+    """Reload and cancel requests until it is over; the last reload is to the first settings."""
+    random = Random(SEED)
+    while not over.is_set() or operated["reloads"] % 2:
+        answer = await gateway.client.post("/admin/reload", headers=ROOT)
+        assert answer.status_code == 200, answer.text
+        operated["reloads"] += 1
+        for _ in range(5):
+            await asyncio.sleep(random.random() * 0.1)
+            listed = await gateway.client.get("/admin/requests?outcome=in_flight", headers=ROOT)
+            if rows := [row for row in listed.json()["in_flight"] if row["model"]]:
+                path = f"/admin/requests/{random.choice(rows)['id']}/cancel"
+                answer = await gateway.client.post(path, headers=ROOT)
+                assert answer.status_code in (200, 404), answer.text
+                operated["cancellations"] += answer.status_code == 200
 
 
 # What may stay behind

@@ -186,6 +186,22 @@ async def test_the_page_of_a_request_says_where_its_time_went(gateway: Gateway) 
     assert "canary" not in page
 
 
+async def test_a_stream_that_its_engine_broke_shows_as_failed(gateway: Gateway) -> None:
+    async with visiting(gateway, KEY) as owner:
+        answer = await gateway.chat(stream=True, fake="error_event")
+        assert answer.status_code == 200
+        (view,) = gateway.state.requests.ended()
+        page = (await owner.get(f"{PAGE}/{view.id}")).text
+        failed, completed = [
+            (await regions(owner, f"outcome={outcome}"))["ended"]
+            for outcome in ("failed", "completed")
+        ]
+    assert "engine_error" in page
+    assert view.id in failed
+    assert "engine_error" in failed
+    assert view.id not in completed
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0

@@ -26,6 +26,7 @@ from app.server import gateway_server, metrics_server
 from app.server.listen import listen
 from app.settings import Settings, digest
 from tests.fakes.vllm import Fake
+from tests.fastapi_fields import share_fields
 from tests.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ AUTH = {"authorization": f"Bearer {KEY}"}
 KEY_ID = f"key-{digest(KEY.encode()).hex()[:8]}"
 ROOT_KEY = "sk-root-0123456789abcdef"
 ROOT = {"authorization": f"Bearer {ROOT_KEY}"}
+
+share_fields()
 
 
 @dataclass

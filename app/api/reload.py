@@ -9,7 +9,7 @@ from app.api.admin_auth import Caller, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import Authenticator
 from app.errors import Conflict, InvalidConfiguration
-from app.reload import ModelReport, Outcome, Reloader, Report
+from app.reload import ModelReport, Outcome, Reloader, ReloadReport
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ShownReport(BaseModel):
     lines: list[str]
 
     @classmethod
-    def of(cls, report: Report) -> "ShownReport":
+    def of(cls, report: ReloadReport) -> "ShownReport":
         return cls(
             ok=report.ok,
             dry_run=report.dry_run,

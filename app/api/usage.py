@@ -39,7 +39,7 @@ class Caller(Protocol):
     def owner(self) -> BudgetOwner | None: ...
 
 
-class Report(Protocol):
+class ReportUsage(Protocol):
     """`usage_report` on a database."""
 
     async def __call__(
@@ -132,7 +132,7 @@ class AllUsage(BaseModel):
 class _Usage:
     """The handlers of the routes."""
 
-    report: Report
+    report: ReportUsage
     # Returns the ID of the key that an ID or a name means, or raises UnknownKey.
     key_id: Callable[[str], Awaitable[str]]
     clock: Callable[[], float]
@@ -238,7 +238,7 @@ class _Usage:
 
 
 def usage_router(
-    report: Report,
+    report: ReportUsage,
     client: Callable[..., Any],
     auditor: Callable[..., Any],
     key_id: Callable[[str], Awaitable[str]],

@@ -13,7 +13,7 @@ from app.cli.output import print_json_text, printable
 CONNECT_S = 10.0
 
 
-class Report(msgspec.Struct):
+class ReloadResponse(msgspec.Struct):
     """The part of the response of POST /admin/reload that is used here."""
 
     ok: bool
@@ -41,7 +41,7 @@ def reload(
             "/admin/reload", msgspec.Raw, method="POST", timeout=timeout, json=options
         )
     try:
-        report = msgspec.json.decode(body, type=Report)
+        report = msgspec.json.decode(body, type=ReloadResponse)
     except msgspec.DecodeError:
         gateway.fail_unexpected()
     if json:

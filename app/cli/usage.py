@@ -34,7 +34,7 @@ class Group(msgspec.Struct):
     owner: str | None = None  # last, so that the order of CSV columns stays
 
 
-class Report(msgspec.Struct):
+class UsageReport(msgspec.Struct):
     """The response of GET /admin/usage."""
 
     by: list[str]
@@ -70,7 +70,7 @@ def usage(
     params = {name: value for name, value in given.items() if value is not None}
     with refusal_faults():
         gateway = GatewayClient(url, admin_key, config)
-        report = gateway.request("/admin/usage", Report, params=params)
+        report = gateway.request("/admin/usage", UsageReport, params=params)
     if json:
         print_json(report)
     elif as_csv:
@@ -83,7 +83,7 @@ def _csv(groups: Iterable[Group]) -> str:
     return csv_table(Group.__struct_fields__, map(msgspec.structs.astuple, groups))
 
 
-def _print_table(report: Report) -> None:
+def _print_table(report: UsageReport) -> None:
     groups = [group for group in GROUPS if group in report.by]
     columns = [Column(group, long=group != "day") for group in groups]
     counts = ("requests", "prompt", "cached", "completion", "cost")

@@ -21,7 +21,7 @@ BATCH = 32
 # A chunk of this size is searched at once: a client that reads slowly gets large ones.
 BATCH_BYTES = 16 * 1024
 _LISTS = re.compile(rb'"token_ids":\[([^\]]*)\]')
-_PROMPT = re.compile(rb'"prompt_token_ids":\[([0-9, ]*)\]')
+PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[([0-9, ]*)\]')
 _HEAD = re.compile(rb'"id":"([^"]*)".*?"created":([0-9]+)')
 _DATA = b"data: {"
 # At the beginning of a line: a text may contain these words as well, but no line break.
@@ -179,7 +179,7 @@ class Answer:
     def _take(self, events: bytes) -> None:
         if self.id is None and (head := _HEAD.search(events)) is not None:
             self.id, self.created = head.groups()
-        if self.prompt is None and (found := _PROMPT.search(events)) is not None:
+        if self.prompt is None and (found := PROMPT_IDS.search(events)) is not None:
             self.prompt = found[1]
             self.prompt_tokens = self.prompt.count(b",") + 1 if self.prompt else 0
         if events.find(_TOOL_CALLS) >= 0:

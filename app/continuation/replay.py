@@ -9,7 +9,7 @@ messages anew; its first chunk shows that, since it has the IDs of the prompt th
 import re
 from collections.abc import Callable, Sequence
 
-from app.continuation.answer import EVENT_END, Answer, Tail, without_token_ids
+from app.continuation.answer import EVENT_END, PROMPT_IDS, Answer, Tail, without_token_ids
 from app.continuation.eligibility import ABSENT, CHAT, COMPLETIONS, WHOLE_NUMBER
 
 # Limits of the output of a request. vLLM's default for completions is OpenAI's.
@@ -18,7 +18,6 @@ _COMPLETIONS_OUTPUT = b"16"
 # Members that make an engine write token IDs.
 WITH_IDS = {"return_token_ids": b"true"}
 
-_PROMPT = re.compile(rb'"prompt_token_ids":\[([0-9, ]*)\]')
 _ID = re.compile(rb'"id":"[^"]*"')
 _CREATED = re.compile(rb'"created":[0-9]+')
 _USAGE = b'"usage":{'
@@ -109,7 +108,7 @@ class Splice:
     def _take_first(self, events: bytes) -> bytes:
         """Check the prompt that the engine used; return what follows the role's chunk."""
         event, end, rest = events.partition(EVENT_END)
-        found = _PROMPT.search(event)
+        found = PROMPT_IDS.search(event)
         if found is None or found[1].replace(b" ", b"") != self._prompt:
             raise NotReplayed("the engine does not take token IDs as the prompt")
         self._prompt = None

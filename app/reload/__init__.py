@@ -9,14 +9,14 @@ force without secrets. `app.fleet` builds and runs the engines.
 from app.reload.applier import Adjustable
 from app.reload.in_force import ShownSection, ShownSetting, settings_in_force
 from app.reload.reloader import Reloader
-from app.reload.report import ModelReport, Outcome, Report
+from app.reload.report import ModelReport, Outcome, ReloadReport
 
 __all__ = [
     "Adjustable",
     "ModelReport",
     "Outcome",
+    "ReloadReport",
     "Reloader",
-    "Report",
     "ShownSection",
     "ShownSetting",
     "settings_in_force",

@@ -16,7 +16,7 @@ from app.reload.applier import Adjustable, Applier
 from app.reload.difference import difference
 from app.reload.effects import request_effects
 from app.reload.planner import ReloadPlanner
-from app.reload.report import Report
+from app.reload.report import ReloadReport
 from app.settings import ConfigError, Settings
 from engines.background_tasks import BackgroundTasks
 
@@ -50,7 +50,7 @@ class Reloader:
         # Ends the threads of these tasks, for which the exit of the process waits.
         self._closed = threading.Event()
 
-    async def reload(self, *, dry_run: bool = False, wait: bool = False) -> Report:
+    async def reload(self, *, dry_run: bool = False, wait: bool = False) -> ReloadReport:
         """Read the configuration and apply the difference; return the report.
 
         Canceling the caller does not stop it. Raises Conflict while another reload is under way or
@@ -72,13 +72,13 @@ class Reloader:
         self._closed.set()
         await self._tasks.cancel()
 
-    def _finished(self, dry_run: bool, task: asyncio.Task[Report]) -> None:
+    def _finished(self, dry_run: bool, task: asyncio.Task[ReloadReport]) -> None:
         if not task.cancelled():
             fault = task.exception()  # retrieved here, since the caller may have been canceled
             if not dry_run:
                 self._services.metrics.reloads.add((_outcome(task, fault),))
 
-    async def _reload(self, dry_run: bool) -> Report:
+    async def _reload(self, dry_run: bool) -> ReloadReport:
         fleet = self._fleet
         async with fleet.turn:
             await self._engines_tried.wait()
@@ -93,7 +93,7 @@ class Reloader:
             lines = await asyncio.to_thread(lambda: tuple(found.lines()))
             effects = tuple(request_effects(found))
             if dry_run or not found:
-                return Report(dry_run, lines, effects=effects)
+                return ReloadReport(dry_run, lines, effects=effects)
             for line in lines:
                 log.info("reload: %s", line)
                 await asyncio.sleep(0)  # there may be a thousand
@@ -103,10 +103,10 @@ class Reloader:
             for report in reports:
                 log.log(logging.INFO if report.done else logging.ERROR, "reload: %s", report)
                 await asyncio.sleep(0)
-            return Report(False, lines, reports, effects)
+            return ReloadReport(False, lines, reports, effects)
 
 
-def _outcome(task: asyncio.Task[Report], fault: BaseException | None) -> str:
+def _outcome(task: asyncio.Task[ReloadReport], fault: BaseException | None) -> str:
     """Return the outcome of a reload as a label of gateway_reloads_total."""
     if fault is None:
         return "done" if task.result().ok else "partial"

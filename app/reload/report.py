@@ -38,7 +38,7 @@ class ModelReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReloadReport:
     """The changes of a reload, or of one that was only planned (`dry_run`)."""
 
     dry_run: bool

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from app.sharing.report import Report, State
+from app.sharing.report import LoadReport, State
 
 # Twenty reports of a busy gateway, four of an idle one.
 SILENCE_S = 2.0
@@ -93,7 +93,7 @@ class Gateways:
         """Note that a report of this gateway came back: Redis works, and who is silent is dead."""
         self._note_arrival(now)
 
-    def receive(self, report: Report, now: float, own: Mapping[str, int]) -> None:
+    def receive(self, report: LoadReport, now: float, own: Mapping[str, int]) -> None:
         """Apply a report of another gateway; `own` are this one's requests in flight now.
 
         Raises TooManyGateways.

@@ -27,7 +27,7 @@ from app.sharing.gateways import SILENCE_S, Gateways, TooManyGateways
 from app.sharing.report import (
     ForgedReport,
     InvalidReport,
-    Report,
+    LoadReport,
     State,
     decode,
     encode,
@@ -175,7 +175,7 @@ class LoadSharing:
 
     async def _publish(self, state: State, engines: dict[str, int]) -> None:
         self._sequence += 1
-        report = encode(Report(1, self.id, state, self._sequence, engines))
+        report = encode(LoadReport(1, self.id, state, self._sequence, engines))
         message = sign(report, self._secret())
         self._sent.append(hash(message))
         await self._connection.publish(self._channel, message)

@@ -48,7 +48,7 @@ _Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 _Count = Annotated[int, Meta(ge=0, le=MAX_IN_FLIGHT)]
 
 
-class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class LoadReport(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The load of one gateway."""
 
     version: Literal[1]
@@ -61,7 +61,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Report)
+_decoder = msgspec.json.Decoder(LoadReport)
 
 
 def engine_key(shared_id: str, model: str) -> str:
@@ -70,12 +70,12 @@ def engine_key(shared_id: str, model: str) -> str:
     return blake2b(text, digest_size=8).hexdigest()
 
 
-def encode(report: Report) -> bytes:
+def encode(report: LoadReport) -> bytes:
     """Return the message."""
     return _encoder.encode(report)
 
 
-def decode(message: bytes) -> Report:
+def decode(message: bytes) -> LoadReport:
     """Return the report. Raises InvalidReport; the message is not in its text."""
     if len(message) > MAX_BYTES:
         raise InvalidReport(f"longer than {MAX_BYTES} bytes")

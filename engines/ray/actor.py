@@ -37,7 +37,7 @@ from engines.guard.guardian_client import (
 from engines.guard.process_tree import GUARDIAN_SLACK_S
 from engines.process import LauncherMissing, vllm_launcher
 from engines.ray.addresses import free_port, has_listener, interface_of, meeting_port
-from engines.ray.protocol import PROTOCOL, Hello, Plan, Report
+from engines.ray.protocol import PROTOCOL, ActorReport, Hello, Plan
 from engines.ray.ranks import Rank
 from engines.spec import HOST_IP
 
@@ -166,7 +166,7 @@ class EngineActor:
         listens: bool,
         wait_s: float,
     ) -> dict[str, Any]:
-        """Return a `Report` when it changes; {"owned_by": name} of a gateway that took it over."""
+        """Return an `ActorReport` when it changes; {"owned_by": name} of its new owner."""
         if owner != self._owner:
             return {"owned_by": self._owner_name}
         self._heard = time.monotonic()
@@ -181,7 +181,7 @@ class EngineActor:
                 break
             await asyncio.sleep(POLL_S)
         processes = await self._live_processes()
-        report = Report(
+        report = ActorReport(
             exit=None if text else self._exit,
             processes=processes,
             frozen=self._processes is not None and self._processes.frozen,

@@ -64,7 +64,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     nice: int
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ActorReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an engine, as its actor sees it."""
 
     exit: int | None  # only when the whole log has been read
@@ -156,7 +156,7 @@ class Start(Call[list[Hello]]):
     plan: Plan
 
 
-class Watch(Call[Report]):
+class Watch(Call[ActorReport]):
     """Return the state of an actor's engine when it changes, after `wait_s` seconds at most.
 
     `log_at` and `listens` are what the previous call returned.

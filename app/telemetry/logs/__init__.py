@@ -10,15 +10,15 @@ from app.telemetry.logs.access import AccessLog, new_id, request_id
 from app.telemetry.logs.configure import check_log_file, configured_log, is_json
 from app.telemetry.logs.levels import Levels, TooManyLevels
 from app.telemetry.logs.scrub import scrub
-from app.telemetry.logs.writer import DirectOutput, Output, Writer
+from app.telemetry.logs.writer import DirectOutput, LogWriter, Output
 
 __all__ = [
     "AccessLog",
     "DirectOutput",
     "Levels",
+    "LogWriter",
     "Output",
     "TooManyLevels",
-    "Writer",
     "check_log_file",
     "configured_log",
     "is_json",

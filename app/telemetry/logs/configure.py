@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from app.settings import ConfigError, LogSettings
 from app.telemetry.logs.formatter import line_formatter, own_record
 from app.telemetry.logs.levels import Levels
-from app.telemetry.logs.writer import LogFile, Writer, check_file
+from app.telemetry.logs.writer import LogFile, LogWriter, check_file
 
 
 class _Handler(logging.Handler):
     """Passes formatted lines to the writer."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: LogWriter) -> None:
         super().__init__()
         self._writer = writer
 
@@ -37,7 +37,7 @@ class _TruncationFilter(logging.Filter):
 
 
 @contextlib.contextmanager
-def configured_log(settings: LogSettings) -> Iterator[Writer]:
+def configured_log(settings: LogSettings) -> Iterator[LogWriter]:
     """Configure the log until the block ends. Raises ConfigError for an unwritable file."""
     formatter = line_formatter(as_json=is_json(settings))
 
@@ -52,7 +52,7 @@ def configured_log(settings: LogSettings) -> Iterator[Writer]:
             raise ConfigError([_file_fault(settings, error.strerror)]) from None
     # None where the process was started without one: another file may have its number by now.
     stderr = sys.stderr.fileno() if sys.stderr else None
-    with Writer(stderr, file, format_line) as writer:
+    with LogWriter(stderr, file, format_line) as writer:
         handler = _Handler(writer)
         handler.setFormatter(formatter)
         logging.root.handlers[:] = [handler]

@@ -101,7 +101,7 @@ class LogFile:
         return os.open(self.path, _FLAGS, 0o640)
 
 
-class Writer:
+class LogWriter:
     """The log's output. Leaving its context flushes the buffer, for at most CLOSE_S."""
 
     def __init__(self, stderr: int | None, file: LogFile | None, format_line: Format) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import Conflict
-from app.reload import Report
+from app.reload import ReloadReport
 from app.settings import digest
 from engines.base import EngineState
 from engines.ray import ClusterError, cluster
@@ -213,7 +213,7 @@ class TestRefusals:
             report = await asyncio.gather(
                 reloader.reload(), reloader.reload(dry_run=True), return_exceptions=True
             )
-            assert [type(one) for one in report] == [Report, Conflict]
+            assert [type(one) for one in report] == [ReloadReport, Conflict]
 
     async def test_conflict_during_shutdown(self, tmp_path: Path) -> None:
         file = ConfigFile(tmp_path, model("demo", remote("http://127.0.0.1:1")))

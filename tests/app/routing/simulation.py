@@ -16,7 +16,7 @@ from app.routing import Catalogue, Model
 from app.routing.policies import SelectionPolicy
 from app.routing.replica import Replica
 from app.sharing.gateways import Gateways
-from app.sharing.report import Report, State
+from app.sharing.report import LoadReport, State
 from app.sharing.shared_engines import SharedEngines
 from tests.app.routing.fakes import FakeEngine, FakeHints
 
@@ -90,13 +90,13 @@ class Sharing:
         self._gateways.set_own_engines(self._engines.keys())
         self._sequence = 0
 
-    def report(self) -> Report:
+    def report(self) -> LoadReport:
         """Return the gateway's next report."""
         self._sequence += 1
         id_ = self._gateways.own_id
-        return Report(1, id_, State.SERVING, self._sequence, self._engines.counts())
+        return LoadReport(1, id_, State.SERVING, self._sequence, self._engines.counts())
 
-    def receive(self, report: Report, now: float) -> None:
+    def receive(self, report: LoadReport, now: float) -> None:
         """Hear a report of any gateway."""
         if report.gateway == self._gateways.own_id:
             self._gateways.receive_own(now)
@@ -107,7 +107,7 @@ class Sharing:
 
 
 # A user's next request, the end of a request at a replica, a report that is due, or one on its way.
-Happening = Iterator[Request] | Replica | Sharing | Report
+Happening = Iterator[Request] | Replica | Sharing | LoadReport
 
 
 @dataclass
@@ -160,7 +160,7 @@ def simulate(
     def at(moment: float, what: Happening) -> None:
         nonlocal order, pending
         order += 1
-        pending += not isinstance(what, Report | Sharing)
+        pending += not isinstance(what, LoadReport | Sharing)
         heapq.heappush(events, (moment, order, what))
 
     def user(number: int, prefix: bytes | None = None) -> Iterator[Request]:
@@ -192,7 +192,7 @@ def simulate(
     unevenness: list[float] = []
     while pending:
         now, _, what = heapq.heappop(events)
-        pending -= not isinstance(what, Report | Sharing)
+        pending -= not isinstance(what, LoadReport | Sharing)
         if isinstance(what, Replica):
             what.in_flight -= 1
             continue
@@ -201,7 +201,7 @@ def simulate(
             at(now + delay_s, what.report())
             at(now + report_s, what)
             continue
-        if isinstance(what, Report):
+        if isinstance(what, LoadReport):
             for one in sharing:
                 one.receive(what, now)
             continue

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.sharing.gateways import MAX_GATEWAYS, MAX_LOST, SILENCE_S, Gateways, Load, TooManyGateways
-from app.sharing.report import Report, State
+from app.sharing.report import LoadReport, State
 
 OWN, A, B = "5555555555555555", "aaaaaaaaaaaaaaaa", "1111111111111111"
 ENGINE, OTHER = "0" * 16, "f" * 16
@@ -21,8 +21,8 @@ def gateways(*engines: str) -> Gateways:
 
 def report(
     gateway: str = A, count: int = 1, state: State = State.SERVING, sequence: int = 1
-) -> Report:
-    return Report(1, gateway, state, sequence, {ENGINE: count})
+) -> LoadReport:
+    return LoadReport(1, gateway, state, sequence, {ENGINE: count})
 
 
 def receive(
@@ -59,7 +59,7 @@ class TestLoad:
 
     def test_unknown_engines_are_not_kept(self) -> None:
         found = gateways()
-        found.receive(Report(1, A, State.SERVING, 1, {OTHER: 9}), 0, {})
+        found.receive(LoadReport(1, A, State.SERVING, 1, {OTHER: 9}), 0, {})
         assert found.load(OTHER) == Load()
         assert len(found) == 1
 
@@ -80,7 +80,7 @@ class TestLoad:
 
     def test_engine_that_this_gateway_no_longer_serves_is_forgotten(self) -> None:
         found = gateways(ENGINE, OTHER)
-        found.receive(Report(1, A, State.SERVING, 1, {ENGINE: 2, OTHER: 3}), 0, {})
+        found.receive(LoadReport(1, A, State.SERVING, 1, {ENGINE: 2, OTHER: 3}), 0, {})
         found.set_own_engines([OTHER])
         assert found.load(ENGINE) == Load()
         assert found.load(OTHER).elsewhere == 3
@@ -206,7 +206,7 @@ def test_two_gateways_with_one_id_count_as_one() -> None:
 
 
 @st.composite
-def happenings(draw: st.DrawFn) -> list[tuple[float, Report | None]]:
+def happenings(draw: st.DrawFn) -> list[tuple[float, LoadReport | None]]:
     """Reports and silences, with the time since the one before; None: an own report."""
     events = []
     for _ in range(draw(st.integers(0, 30))):
@@ -214,7 +214,7 @@ def happenings(draw: st.DrawFn) -> list[tuple[float, Report | None]]:
         one = draw(
             st.none()
             | st.builds(
-                Report,
+                LoadReport,
                 st.just(1),
                 st.sampled_from([A, B, "3" * 16]),
                 st.sampled_from(State),
@@ -226,7 +226,9 @@ def happenings(draw: st.DrawFn) -> list[tuple[float, Report | None]]:
     return events
 
 
-def last_reports(events: Iterable[tuple[float, Report | None]]) -> tuple[float, dict[str, float]]:
+def last_reports(
+    events: Iterable[tuple[float, LoadReport | None]],
+) -> tuple[float, dict[str, float]]:
     """Return the end, and when each gateway's latest report arrived."""
     now, arrived = 0.0, {}
     for pause, one in events:
@@ -238,10 +240,10 @@ def last_reports(events: Iterable[tuple[float, Report | None]]) -> tuple[float, 
 
 @given(events=happenings())
 def test_loads_are_those_of_the_latest_reports(
-    events: list[tuple[float, Report | None]],
+    events: list[tuple[float, LoadReport | None]],
 ) -> None:
     found = gateways(ENGINE, OTHER)
-    latest: dict[str, Report] = {}
+    latest: dict[str, LoadReport] = {}
     now = 0.0
     for pause, one in events:
         now += pause

@@ -17,7 +17,7 @@ from app.admission import Admission
 from app.routing import Catalogue, Model, Replica
 from app.settings import QueueSettings, StateSettings
 from app.sharing.load_sharing import load_sharing_on
-from app.sharing.report import Report, State, decode, encode, engine_key, sign, verify
+from app.sharing.report import LoadReport, State, decode, encode, engine_key, sign, verify
 from app.telemetry.metrics import Metrics
 from tests.app.routing.fakes import FakeEngine
 from tests.services import RedisServer
@@ -116,7 +116,7 @@ async def publish(server: RedisServer, one: Gateway, *messages: bytes) -> None:
             await client.publish(channel(one), message)
 
 
-def signed(report: Report) -> bytes:
+def signed(report: LoadReport) -> bytes:
     return sign(encode(report), SECRET)
 
 
@@ -282,7 +282,7 @@ async def test_hostile_messages_change_nothing(redis_server: RedisServer) -> Non
 async def test_forged_gateways_are_bounded_and_forgotten(redis_server: RedisServer) -> None:
     async with running(redis_server, 1) as (one,):
         forged = [
-            signed(Report(1, f"{n:016x}", State.SERVING, 1, {KEY: 100_000})) for n in range(100)
+            signed(LoadReport(1, f"{n:016x}", State.SERVING, 1, {KEY: 100_000})) for n in range(100)
         ]
         await publish(redis_server, one, *forged)
         await wait_until(lambda: one.reports("invalid") == 36)
@@ -306,7 +306,7 @@ async def test_gateways_of_a_flood_are_forgotten_once_it_ends(
             client.pipeline(transaction=False) as pipeline,
         ):
             for n in range(100_000):
-                report = Report(1, f"{n % 63:016x}", State.SERVING, n, {KEY: 9})
+                report = LoadReport(1, f"{n % 63:016x}", State.SERVING, n, {KEY: 9})
                 pipeline.publish(channel(one), sign(encode(report), secret))
             await pipeline.execute()
         assert one.sharing.gateways == 1 or knows_secret
@@ -409,7 +409,7 @@ async def test_flood_of_joins_and_goodbyes_wakes_waiting_requests_seldom(
         one.catalogue.changes.next().add_done_callback(count)
         looked, received = one.looks, one.reports("received")
         states = (State.SERVING, State.LEFT)
-        forged = [signed(Report(1, "0" * 16, states[n % 2], n, {KEY: 0})) for n in range(900)]
+        forged = [signed(LoadReport(1, "0" * 16, states[n % 2], n, {KEY: 0})) for n in range(900)]
         await publish(redis_server, one, *forged)
         await wait_until(lambda: one.reports("received") >= received + 900)
         assert wakes <= one.looks - looked + 1
@@ -423,7 +423,7 @@ async def test_replayed_reports_change_the_id_once(
         await wait_until(lambda: one.sharing.id and two.replica.division[0] == 2)
         first, seen = one.sharing.id, one.reports("invalid")
         for sequence in range(20):
-            forged = signed(Report(1, one.sharing.id, State.SERVING, sequence, {KEY: 50_000}))
+            forged = signed(LoadReport(1, one.sharing.id, State.SERVING, sequence, {KEY: 50_000}))
             await publish(redis_server, one, forged)
             # Later ones with its first ID would be reports of another gateway.
             await wait_until(lambda: one.sharing.id != first)

@@ -13,7 +13,7 @@ from app.sharing.report import (
     MAX_IN_FLIGHT,
     ForgedReport,
     InvalidReport,
-    Report,
+    LoadReport,
     State,
     decode,
     encode,
@@ -27,7 +27,7 @@ VALID = [1, ID, "serving", 7, {ID: 3}]
 
 ids = st.integers(0, 2**64 - 1).map(lambda number: f"{number:016x}")
 reports = st.builds(
-    Report,
+    LoadReport,
     st.just(1),
     ids,
     st.sampled_from(State),
@@ -37,18 +37,18 @@ reports = st.builds(
 
 
 @given(report=reports)
-def test_report_survives_the_channel(report: Report) -> None:
+def test_report_survives_the_channel(report: LoadReport) -> None:
     assert decode(encode(report)) == report
 
 
 def test_report_is_readable_json() -> None:
-    report = Report(1, ID, State.SERVING, 7, {ID: 3})
+    report = LoadReport(1, ID, State.SERVING, 7, {ID: 3})
     assert encode(report) == b'[1,"0123456789abcdef","serving",7,{"0123456789abcdef":3}]'
 
 
 def test_the_largest_report_is_within_the_bounds() -> None:
     engines = {f"{number:016x}": MAX_IN_FLIGHT for number in range(MAX_ENGINES)}
-    message = encode(Report(1, ID, State.DRAINING, 2**62, engines))
+    message = encode(LoadReport(1, ID, State.DRAINING, 2**62, engines))
     assert len(message) <= MAX_BYTES
     assert len(decode(message).engines) == MAX_ENGINES
 
@@ -67,7 +67,7 @@ def altered(place: int, value: object) -> bytes:
         b"[" * 60_000,
         b'{"a":' * 10_000,
         b"\xff\xfe",
-        encode(Report(1, ID, State.SERVING, 1, {})) + b" " * MAX_BYTES,
+        encode(LoadReport(1, ID, State.SERVING, 1, {})) + b" " * MAX_BYTES,
         msgspec.json.encode([*VALID, "more"]),
         msgspec.json.encode(VALID[:-1]),
         altered(0, 2),
@@ -120,7 +120,7 @@ def test_keys_of_engines_are_equal_only_for_one_engine_and_model() -> None:
 
 
 def test_signed_report_is_verified_by_the_same_secret_only() -> None:
-    message = encode(Report(1, ID, State.SERVING, 1, {}))
+    message = encode(LoadReport(1, ID, State.SERVING, 1, {}))
     assert verify(sign(message, b"a"), b"a") == message
     changed = sign(message, b"a").replace(b"serving", b"left")
     for forged in (message, b"", b" ", sign(message, b"b"), changed):

@@ -6,7 +6,7 @@ from app.admission import Admission
 from app.routing import Catalogue, Model, Replica
 from app.settings import QueueSettings
 from app.sharing.gateways import Gateways
-from app.sharing.report import MAX_ENGINES, Report, State
+from app.sharing.report import MAX_ENGINES, LoadReport, State
 from app.sharing.shared_engines import SharedEngines
 from app.telemetry.metrics import Metrics
 from tests.app.routing.fakes import FakeEngine
@@ -70,7 +70,7 @@ async def test_waiting_request_has_its_slot_when_a_gateway_leaves() -> None:
     (key,) = engines.keys()
 
     def receive(state: State) -> None:
-        gateways.receive(Report(1, OTHER, state, 1, {key: 0}), 0, engines.counts())
+        gateways.receive(LoadReport(1, OTHER, state, 1, {key: 0}), 0, engines.counts())
         engines.apply_divisions(gateways)
 
     receive(State.SERVING)
@@ -111,7 +111,7 @@ def test_engine_beyond_the_bound_is_routed_by_its_own_requests_again() -> None:
     engines.refresh()
     gateways.set_own_engines(engines.keys())
     counts = dict.fromkeys(engines.keys(), 100_000)
-    gateways.receive(Report(1, OTHER, State.SERVING, 1, counts), 0, engines.counts())
+    gateways.receive(LoadReport(1, OTHER, State.SERVING, 1, counts), 0, engines.counts())
     engines.apply_loads(gateways)
     engines.apply_divisions(gateways)
     last = ones[-1]
@@ -133,7 +133,7 @@ async def test_division_that_is_as_it_was_wakes_no_request() -> None:
     (key,) = engines.keys()
     change = catalogue.changes.next()
     for sequence, state in enumerate([State.SERVING, State.DRAINING, State.SERVING, State.LEFT]):
-        gateways.receive(Report(1, OTHER, state, sequence, {key: 0}), 0, {})
+        gateways.receive(LoadReport(1, OTHER, state, sequence, {key: 0}), 0, {})
     engines.apply_divisions(gateways)
     await run_pending_tasks()
     assert not change.done()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.telemetry.logs import writer
-from app.telemetry.logs.writer import CHECK_S, LogFile, Writer, check_file
+from app.telemetry.logs.writer import CHECK_S, LogFile, LogWriter, check_file
 
 PIPE_BYTES = 4096
 
@@ -63,7 +63,7 @@ def format_line(level: int, text: str) -> str:
 
 
 def test_lines_are_flushed_in_order_at_exit(pipe: Pipe) -> None:
-    with Writer(pipe.writing, None, format_line) as log:
+    with LogWriter(pipe.writing, None, format_line) as log:
         log.put("one\n")
         log.put("two\nthree\n", 2)
     assert pipe.read_all() == "one\ntwo\nthree\n"
@@ -75,7 +75,7 @@ def test_unread_pipe_blocks_no_caller_and_lost_lines_are_reported(
 ) -> None:
     monkeypatch.setattr(writer, "MAX_BUFFERED", 50_000)
     line = "x" * 99 + "\n"
-    with Writer(pipe.writing, None, format_line) as log:
+    with LogWriter(pipe.writing, None, format_line) as log:
         for _ in range(5000):  # ten times what fits
             log.put(line)
         lost = log.lost
@@ -89,7 +89,7 @@ def test_unread_pipe_blocks_no_caller_and_lost_lines_are_reported(
 
 def test_exit_does_not_wait_for_an_unread_pipe(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "CLOSE_S", 0)
-    with Writer(pipe.writing, None, format_line) as log:
+    with LogWriter(pipe.writing, None, format_line) as log:
         log.put("x" * 10 * PIPE_BYTES + "\n")
     log.put("too late\n")
     assert log.lost == 1
@@ -99,7 +99,7 @@ def test_exit_does_not_wait_for_an_unread_pipe(pipe: Pipe, monkeypatch: pytest.M
 
 def test_non_blocking_pipe_is_written_completely(pipe: Pipe) -> None:
     os.set_blocking(pipe.writing, False)
-    with Writer(pipe.writing, None, format_line) as log:
+    with LogWriter(pipe.writing, None, format_line) as log:
         log.put("x" * 10 * PIPE_BYTES + "\n")
         assert len(pipe.read_until("\n")) == 10 * PIPE_BYTES + 1
 
@@ -107,14 +107,14 @@ def test_non_blocking_pipe_is_written_completely(pipe: Pipe) -> None:
 def test_lines_for_a_closed_pipe_are_counted_as_lost(pipe: Pipe) -> None:
     os.close(pipe.reading)
     pipe.reading = -1
-    with Writer(pipe.writing, None, format_line) as log:
+    with LogWriter(pipe.writing, None, format_line) as log:
         log.put("one\n")
         log.put("two\nthree\n", 2)
     assert log.lost == 3
 
 
 def test_lines_without_a_standard_error_are_counted_as_lost() -> None:
-    with Writer(None, None, format_line) as log:
+    with LogWriter(None, None, format_line) as log:
         log.put("one\n")
     assert log.lost == 1
 
@@ -123,7 +123,7 @@ class TestFile:
     def test_lines_are_appended_to_the_file_only(self, pipe: Pipe, tmp_path: Path) -> None:
         path = tmp_path / "log"
         path.write_text("before\n")
-        with Writer(pipe.writing, LogFile(path), format_line) as log:
+        with LogWriter(pipe.writing, LogFile(path), format_line) as log:
             log.put("after\n")
         assert path.read_text() == "before\nafter\n"
         assert pipe.read_all() == ""
@@ -148,7 +148,7 @@ class TestFile:
     ) -> None:
         path, clock = tmp_path / "log", Clock()
         path.symlink_to("/dev/full")
-        with Writer(pipe.writing, LogFile(path, clock), format_line) as log:
+        with LogWriter(pipe.writing, LogFile(path, clock), format_line) as log:
             log.put("one\n")
             log.put("two\n")
             stderr = pipe.read_until("two\n")

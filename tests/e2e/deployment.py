@@ -47,6 +47,11 @@ ENGINE: dict[str, Any] = {
     "model": str(MODEL),
     "args": {**_DEMO["args"], "max-num-seqs": 16},
 }
+# With a process for each device, as on GPUs: its traces are more, and its start takes longer.
+ENGINE_WITH_WORKER: dict[str, Any] = {
+    **ENGINE,
+    "env": {**ENGINE["env"], "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+}
 
 
 @dataclass

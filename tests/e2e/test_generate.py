@@ -16,7 +16,16 @@ import pytest
 from engines.demo.dialogues import COMPLETIONS, DIALOGUES, Dialogue
 from engines.offline import Job, Loaded, Loading, Prompt, Session
 from engines.output.startup import PHASES
-from tests.e2e.deployment import COMMAND, ENGINE, MODEL, START_S, alive, demo_model, environment
+from tests.e2e.deployment import (
+    COMMAND,
+    ENGINE,
+    ENGINE_WITH_WORKER,
+    MODEL,
+    START_S,
+    alive,
+    demo_model,
+    environment,
+)
 from tests.waiting import poll_until
 
 EAGER = ("--engine", "enforce-eager=true", "--engine", "max_num_seqs=16")
@@ -54,7 +63,7 @@ def generating(
         process = subprocess.Popen(
             command(*arguments),
             # The engine in processes of its own, as for a large batch.
-            env=environment(**ENGINE["env"], VLLM_ENABLE_V1_MULTIPROCESSING="1", **variables),
+            env=environment(**ENGINE_WITH_WORKER["env"], **variables),
             stdout=subprocess.DEVNULL,
             stderr=errors,
             text=True,

@@ -13,7 +13,7 @@ import psutil
 from engines.guard.marked_processes import find_marked
 from tests.e2e.deployment import (
     CANARY,
-    ENGINE,
+    ENGINE_WITH_WORKER,
     SECRETS,
     START_S,
     Deployment,
@@ -29,7 +29,7 @@ from tests.e2e.deployment import (
 from tests.e2e.test_engine_environment import assert_serves_without_secrets
 from tests.waiting import poll_until
 
-IN_PROCESS: dict[str, Any] = {**ENGINE, "kind": "in_process"}
+IN_PROCESS: dict[str, Any] = {**ENGINE_WITH_WORKER, "kind": "in_process"}
 DEMO: dict[str, Any] = {"name": "demo", "engines": [IN_PROCESS]}
 HELLO: dict[str, Any] = {
     "model": "demo",
@@ -127,7 +127,7 @@ def test_sigterm_while_it_loads_leaves_no_process(tmp_path: Path) -> None:
 
 def test_failing_engines_are_explained_and_the_gateway_exits_2(tmp_path: Path) -> None:
     demo_model()
-    too_long = {**IN_PROCESS, "args": {**ENGINE["args"], "max-model-len": 99999}}
+    too_long = {**IN_PROCESS, "args": {**ENGINE_WITH_WORKER["args"], "max-model-len": 99999}}
     models = [
         {"name": "missing", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]},
         {"name": "flag", "engines": [{**IN_PROCESS, "args": {"no-such-flag": 3}}]},

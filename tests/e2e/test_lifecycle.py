@@ -13,7 +13,7 @@ import yaml
 
 from tests.e2e.deployment import (
     COMMAND,
-    ENGINE,
+    ENGINE_WITH_WORKER,
     KEY,
     alive,
     demo_model,
@@ -28,7 +28,7 @@ from tests.e2e.deployment import (
 )
 from tests.waiting import poll_until
 
-DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE]}
+DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE_WITH_WORKER]}
 
 
 def kill_api_server(processes: list[psutil.Process]) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from tests.e2e.deployment import (
     ADMIN_KEY,
-    ENGINE,
+    ENGINE_WITH_WORKER,
     KEY,
     Deployment,
     alive,
@@ -92,7 +92,7 @@ def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     demo_model()
     directory = tmp_path_factory.mktemp("reload")
-    with deployed(directory, {"name": "demo", "engines": [ENGINE]}) as running:
+    with deployed(directory, {"name": "demo", "engines": [ENGINE_WITH_WORKER]}) as running:
         until_ready(running)
         yield running
 
@@ -102,7 +102,7 @@ def test_reload_that_replaces_the_engine_fails_no_request(
 ) -> None:
     client, stream = Client(deployment.url), LongStream(deployment.url)
     first = [process for process in deployment.family() if alive(process)]
-    longest = ENGINE["args"]["max-model-len"]
+    longest = ENGINE_WITH_WORKER["args"]["max-model-len"]
 
     with client.asking():
         reading = threading.Thread(target=stream.run)

@@ -97,6 +97,7 @@ def make_tables(file: Path) -> None:
     """Make an SQLite database with its tables and no rows."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(_tables())
+    file.chmod(0o600)
 
 
 @cache

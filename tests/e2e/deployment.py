@@ -17,7 +17,7 @@ import yaml
 
 from app.settings import LimitSettings
 from engines.flags.check import NAME as FLAGS
-from tests.gateway import free_port, responds
+from tests.gateway import free_port, make_tables, responds
 from tests.waiting import poll_until
 
 ROOT = Path(__file__).parents[2]
@@ -95,12 +95,14 @@ class Deployment:
 
 
 def write_config(directory: Path, *models: dict[str, Any], **server: Any) -> Path:
-    """Write a configuration file; return its path."""
+    """Write a configuration file, and a database with its tables; return the file's path."""
     file = directory / "gateway.yaml"
+    if not (database := directory / "gateway.db").exists():
+        make_tables(database)
     listen = {"host": "127.0.0.1", "port": free_port(), "run_dir": str(directory / "run")}
     sections = {
         "server": {**listen, **server},
-        "state": {"database_url": f"sqlite+aiosqlite:///{directory}/gateway.db"},
+        "state": {"database_url": f"sqlite+aiosqlite:///{database}"},
         "limits": {"default": UNLIMITED},
         "models": list(models),
     }

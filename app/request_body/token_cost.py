@@ -22,7 +22,7 @@ from app.request_body.rewrite import (
     Rewrite,
     has_output_limit,
 )
-from app.usage import Usage, estimate_prompt
+from app.usage import TOKENS_PER_SECOND, Usage, estimate_prompt
 
 # More than any engine generates, and exact as a float.
 MAX_COUNT = 2**24
@@ -33,6 +33,9 @@ TURNS = 16
 # Compressed speech has 4,000 bytes a second, which OpenAI's transcription counts as 10 tokens.
 AUDIO_BYTES = 400
 AUDIO = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+# vLLM 0.32 decodes so many seconds of audio (VLLM_MAX_AUDIO_DECODE_DURATION_S), which silence in
+# FLAC has in 3 KB.
+LONGEST_AUDIO_S = 600
 # Members of requests to pooling models and rerankers; each element runs the model once.
 INPUTS = (
     "input", "inputs", "documents", "queries", "items", "texts", "data", "data_1", "data_2",
@@ -145,7 +148,8 @@ def _cost_without_output(endpoint: str, body: ParsedBody, longest: int | None) -
         # The model's length is no bound: vLLM cuts long audio into pieces.
         most = max(size, PLAUSIBLE_LENGTH)
         prompt = size // AUDIO_BYTES + 1
-        return Cost(prompt, 0, prompt, 1, most, most)
+        longest_prompt = max(prompt, LONGEST_AUDIO_S * TOKENS_PER_SECOND)
+        return Cost(prompt, 0, longest_prompt, 1, most, most)
     inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
     extra = _repeated_bytes(body) if endpoint in SCORING else 0
     prompt = _likely_prompt(body, size + extra, longest, inputs)

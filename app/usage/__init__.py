@@ -12,6 +12,7 @@ from app.usage.records import Price, UsageRecord
 from app.usage.report import GROUPS, UsageRow, usage_report
 from app.usage.stream_meter import StreamMeter
 from app.usage.token_usage import (
+    TOKENS_PER_SECOND,
     WHOLE_BYTES,
     WINDOW_BYTES,
     Usage,
@@ -22,6 +23,7 @@ from app.usage.token_usage import (
 
 __all__ = (
     "GROUPS",
+    "TOKENS_PER_SECOND",
     "WHOLE_BYTES",
     "WINDOW_BYTES",
     "BudgetOwner",

@@ -5,8 +5,10 @@ OpenAI responses                      [response.]usage.{input,output}_tokens, *_
 Anthropic messages                    [message.]usage.{input,output,cache_*_input}_tokens
 Cohere rerank                         usage.total_tokens
 OpenAI transcriptions                 usage.seconds, of audio
+the same and translations, verbose    duration, in seconds of audio; they have no usage
 """
 
+import math
 import re
 from typing import Annotated
 
@@ -85,6 +87,7 @@ class _Answer(msgspec.Struct):
     usage: _Usage | None = None
     response: _Inner | None = None  # an event of a streamed response
     message: _Inner | None = None  # the first event of a streamed message
+    duration: object = None  # seconds of audio in a transcript
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -101,7 +104,20 @@ def read_usage(body: bytes) -> Usage | None:
     if answer.usage is not None:
         return _read(answer.usage)
     inner = answer.response or answer.message
-    return None if inner is None or inner.usage is None else _read(inner.usage)
+    if inner is not None:
+        return None if inner.usage is None else _read(inner.usage)
+    return _of_audio(answer.duration)
+
+
+def _of_audio(duration: object) -> Usage | None:
+    """Return the usage of so many seconds of audio; vLLM writes a number, OpenAI wrote text."""
+    if not isinstance(duration, int | float | str) or isinstance(duration, bool):
+        return None
+    try:
+        seconds = float(duration)
+    except (ValueError, OverflowError):
+        return None
+    return Usage(math.ceil(seconds) * TOKENS_PER_SECOND, 0) if 0 <= seconds < 2**40 else None
 
 
 def read_usage_in(tail: bytes) -> Usage | None:

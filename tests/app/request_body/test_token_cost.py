@@ -132,6 +132,18 @@ def test_long_audio_costs_more_than_the_model_takes_at_once() -> None:
     assert cost.plausible(Usage(36_000, 0)).prompt == 36_000  # an hour of it
 
 
+@pytest.mark.parametrize("endpoint", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+def test_budget_of_audio_reserves_the_longest_that_a_few_bytes_hold(endpoint: str) -> None:
+    form = (
+        b'--X\r\nContent-Disposition: form-data; name="model"\r\n\r\ndemo\r\n--X\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--X--\r\n'
+    ) % (b"\0" * 3000)
+    read = parse(b"multipart/form-data; boundary=X", form)
+    cost = estimate_cost(endpoint, read, Rewrite(), 448, UNSTATED)
+    assert cost.tokens < 10
+    assert cost.most_tokens == 6000  # ten minutes, ten tokens each second
+
+
 def test_body_size_does_not_reduce_several_outputs() -> None:
     """Else a field that no model reads would lower what each of many answers reserves."""
     plain = reserved(CHAT, {"max_tokens": 900, "n": 16}, size=400, longest=1000)

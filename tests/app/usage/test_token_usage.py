@@ -134,6 +134,15 @@ class TestDialects:
         event = {"type": "x", wrapper: {"id": "r", "usage": {"input_tokens": 4}}}
         assert read_usage(json.dumps(event).encode()) == Usage(4, 0)
 
+    @pytest.mark.parametrize("duration", [59.2, 60, "59.2"])
+    def test_verbose_transcript_states_a_duration_instead(self, duration: object) -> None:
+        transcript = {"duration": duration, "language": "en", "text": "…", "segments": []}
+        assert read_usage(json.dumps(transcript).encode()) == Usage(600, 0)
+
+    @pytest.mark.parametrize("duration", [None, -1, 1e300, 10**400, "long", "nan", {}, [60], True])
+    def test_odd_duration_is_no_usage(self, duration: object) -> None:
+        assert read_usage(json.dumps({"duration": duration}).encode()) is None
+
     def test_top_level_usage_takes_precedence(self) -> None:
         inner = {"usage": {"input_tokens": 99}}
         assert usage_of({"input_tokens": 4}, response=inner, message=inner) == Usage(4, 0)

@@ -36,7 +36,7 @@ from starlette.types import ASGIApp
 from app.admission import Admission
 from app.asgi import Dispatcher
 from app.auth import Authenticator, KeyStore, OwnerStore
-from app.database import Database, DatabaseUnavailable, SharedSecret
+from app.database import BackupSchedule, Database, DatabaseUnavailable, SharedSecret
 from app.fleet import DiscoveredServers, EngineLifecycle, EnginesPage, Fleet, ModelOperations
 from app.limits import Limiter
 from app.relay import RelayServices, RequestDirectory, RequestsInFlight
@@ -94,6 +94,7 @@ class Application:
     in_flight: RequestsInFlight
     requests: RequestDirectory
     alerts: Alerts | None
+    backups: BackupSchedule | None
     loop_lag: EventLoopLag = field(default_factory=EventLoopLag)
     # What the server serves: the data plane without ASGI, and FastAPI for everything else.
     dispatcher: Dispatcher = field(init=False)
@@ -136,6 +137,8 @@ class Application:
                     await secret.load()
                 _run_until_release(stack, secret.run(), "load a shared secret")
             _run_until_release(stack, self.stored_responses.run(), "delete expired response owners")
+            if self.backups is not None:
+                _run_until_release(stack, self.backups.run(), "make backups")
             stack.push_async_callback(self.authenticator.close)
             _run_until_release(stack, self.authenticator.run(), "poll the key store")
             if self.alerts is not None:

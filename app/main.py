@@ -66,7 +66,7 @@ from app.api import (
 from app.application import Application
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.console import Console
-from app.database import Database, SharedSecret
+from app.database import BackupSchedule, Database, SharedSecret
 from app.discovery import FindSource, find_source
 from app.fleet import (
     Builder,
@@ -97,7 +97,7 @@ from app.request_body import BodyMemory, CacheSalts
 from app.residency import OnDemandLoader
 from app.routing import Catalogue, Model
 from app.scaling import Autoscaler
-from app.settings import InForce, Settings
+from app.settings import InForce, Settings, StateSettings
 from app.sharing import LoadSharing, load_sharing_on
 from app.stored import StoredResponses
 from app.telemetry import NO_RECORDER, RecentRequests, TracedRequests
@@ -225,6 +225,18 @@ def _stores(settings: Settings) -> _Stores:
         key_store=KeyStore(database),
         owner_store=OwnerStore(database),
         responses=StoredResponses(database),
+    )
+
+
+def _backups(state: StateSettings, metrics: Metrics) -> BackupSchedule | None:
+    if (chosen := state.backup) is None:
+        return None
+    return BackupSchedule(
+        state.database_url.get_secret_value(),
+        chosen.directory,
+        every_s=chosen.every_h * 3600,
+        keep=chosen.keep,
+        count=lambda outcome: metrics.backups.add((outcome,)),
     )
 
 
@@ -412,6 +424,7 @@ def _application(
         in_flight=callers.in_flight,
         requests=RequestDirectory(callers.in_flight, observers.recent),
         alerts=callers.alerts,
+        backups=_backups(engines.in_force.settings.state, metrics),
     )
 
 

@@ -6,6 +6,7 @@ well, so it is not imported here.
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.database.backup_schedule import BackupSchedule
 from app.database.database import Database
 from app.database.dialect_insert import dialect_insert
 from app.database.errors import (
@@ -22,6 +23,7 @@ from app.database.shared_secret import SharedSecret
 
 __all__ = (
     "AsyncConnection",
+    "BackupSchedule",
     "Database",
     "DatabaseBusy",
     "DatabaseError",

@@ -80,6 +80,9 @@ def _mappings(lists: Any) -> Iterator[dict[str, Any]]:
 
 
 def _state(state: StateSettings, directory: Path) -> StateSettings:
+    if state.backup is not None:
+        place = {"directory": _below(directory, state.backup.directory)}
+        state = state.model_copy(update={"backup": state.backup.model_copy(update=place)})
     file = state.database_file
     if file is None:
         return state

@@ -32,6 +32,18 @@ class AuthSettings(SpecModel):
     )
 
 
+class BackupSettings(SpecModel):
+    """Backups of the database by a schedule."""
+
+    directory: Path = Field(
+        description="Where backups are written, as gateway-TIME.db. Best on another disk."
+    )
+    every_h: float = Field(
+        24.0, ge=0.01, le=8760, description="Time from one backup to the next, in hours."
+    )
+    keep: int = Field(7, ge=1, description="Number of backups that are kept.")
+
+
 class StateSettings(SpecModel):
     """The database of keys and usage, and Redis for what else gateways share: limits and load."""
 
@@ -58,6 +70,7 @@ class StateSettings(SpecModel):
         description="Prefix of every key and channel in Redis. Gateways that share limits share "
         "the prefix.",
     )
+    backup: BackupSettings | None = Field(None, description="Backups by a schedule. Default: none.")
 
     @field_validator("database_url")
     @classmethod

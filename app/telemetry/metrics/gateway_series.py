@@ -257,6 +257,13 @@ class Metrics:
         ("outcome",),
         ("delivered", "failed", "given_up"),
     ]
+    backups: Annotated[
+        Counter,
+        "gateway_backups_total",
+        "Backups of the database by its schedule: made, failed (tried again after 15 minutes).",
+        ("outcome",),
+        ("made", "failed"),
+    ]
 
     # Engines and models
     _engines: EngineSeries

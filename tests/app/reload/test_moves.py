@@ -4,18 +4,23 @@ The engines repeat their answers, so a stream goes on where the repeated answer 
 """
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from app.residency import Residency
 from app.residency.policy import LoadTerms
 from engines.base import EngineState
 from tests.app.reload.gateways import (
+    LAUNCHER,
     LONGER,
     ReloadableGateway,
     alone,
@@ -303,3 +308,50 @@ class TestEviction:
             assert await continued(one, "stays") >= 8
             residencies = {one.name: one.residency for one in one.state.loader.snapshots()}
             assert residencies == {"stays": Residency.LOADED, "takes": Residency.UNLOADED}
+
+
+class TestDeathsUnderAReload:
+    async def test_streams_and_requests_outlive_both_engines_and_a_successor(
+        self, tmp_path: Path
+    ) -> None:
+        """Both are killed under streams, then a successor under requests without an end."""
+        flag, over = tmp_path / "load", asyncio.Event()
+        slow = {**WIDER, "fake-load-until": str(flag)}
+
+        async def use(one: ReloadableGateway) -> int:
+            count = 0
+            while not over.is_set():
+                answer = await one.chat(fake="say:hello")
+                assert answer.status_code == 200, answer.text
+                count += 1
+            return count
+
+        async with run(tmp_path, model("demo", process(2, args=PACE))) as one:
+            old = started()
+            assert len(old) == 2
+            async with streaming(one):
+                users = [asyncio.create_task(use(one)) for _ in range(4)]
+                reload = asyncio.create_task(one.reload(model("demo", process(2, args=slow))))
+                await wait_until(lambda: len(started() - old) > 0)
+                for pid in old:
+                    os.kill(pid, signal.SIGKILL)
+                flag.touch()
+            # The streams are whole; a third death would have ended them.
+            await wait_until(lambda: len(started() - old) > 1)
+            os.kill(min(started() - old), signal.SIGKILL)
+            await reload
+            over.set()
+            assert sum(await asyncio.gather(*users)) > 0
+            await wait_until(lambda: one.states() == [EngineState.READY] * 2)
+            assert one.state.admission.in_flight == 0
+            assert not one.state.requests.in_flight()
+
+
+def started() -> set[int]:
+    """Return the processes of all engines, those that a reload starts included."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if child.cmdline()[1:3] == list(LAUNCHER[1:]):
+                found.add(child.pid)
+    return found

@@ -79,6 +79,12 @@ def run_preflight(
             faults += asyncio.run(_unplaceable(settings, on_ray, ended))
         except ClusterError as error:
             notes.append(f"engines of kind: ray were not placed: {error}")
+    if builder.runs_vllm:
+        faults += [
+            settings.engine_fault(spec, fault, "model")
+            for spec in specs
+            if (fault := spec.incomplete_model())
+        ]
     if (specs or on_ray) and builder.runs_vllm:
         try:
             faults += _flags(settings, [*specs, *on_ray], builder, ended)

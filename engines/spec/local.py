@@ -1,6 +1,7 @@
 """The specifications of engines that the gateway runs, on this machine or elsewhere."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -226,6 +227,12 @@ def _reserved(name: str) -> str | None:
     return meant[0] if len(meant) == 1 else None
 
 
+# vLLM 0.32's names of a model's configuration, of its weights, and the formats with such weights.
+_CONFIGURATIONS = frozenset({"config.json", "params.json"})
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_WEIGHT_FILES = ("auto", "hf", "safetensors", "pt", "mistral")
+
+
 class LocalSpec(ManagedSpec):
     """The settings that both kinds of engines on this machine share."""
 
@@ -235,6 +242,21 @@ class LocalSpec(ManagedSpec):
             path = Path(self.model).expanduser()
             if not path.exists():
                 return f"model directory {self.model} does not exist"
+        return None
+
+    def incomplete_model(self) -> str | None:
+        """Return the fault of a `model` that is a directory without what vLLM needs to load it."""
+        path = Path(self.model).expanduser()
+        try:
+            names = os.listdir(path)
+        except OSError:  # a repository, a file, or not ours to read
+            return None
+        gguf = any(name.endswith(".gguf") for name in names)
+        if not (gguf or _CONFIGURATIONS.intersection(names)):
+            return f"directory {self.model} holds no config.json, so it is not a model's"
+        weights = any(name.endswith(_WEIGHTS) for name in names)
+        if not weights and self.args.get("load-format", "auto") in _WEIGHT_FILES:
+            return f"directory {self.model} holds no weights (*.safetensors or *.bin)"
         return None
 
     def doubtful_model(self) -> str | None:

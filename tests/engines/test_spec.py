@@ -238,6 +238,43 @@ class TestMissingModel:
         assert ProcessSpec(kind="process", model="Qwen/Qwen3-0.6B").missing_model() is None
 
 
+class TestIncompleteModel:
+    def test_directory_without_a_configuration_is_no_models(self, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").touch()
+        fault = ProcessSpec(kind="process", model=str(tmp_path)).incomplete_model()
+        assert fault == f"directory {tmp_path} holds no config.json, so it is not a model's"
+
+    @pytest.mark.parametrize("args", [{}, {"load-format": "safetensors"}])
+    def test_directory_without_weights_is_reported(
+        self, tmp_path: Path, args: dict[str, Any]
+    ) -> None:
+        (tmp_path / "config.json").touch()
+        fault = ProcessSpec(kind="process", model=str(tmp_path), args=args).incomplete_model()
+        assert fault == f"directory {tmp_path} holds no weights (*.safetensors or *.bin)"
+
+    @pytest.mark.parametrize(
+        ("names", "args"),
+        [
+            (("config.json", "model-00001-of-00002.safetensors"), {}),
+            (("params.json", "consolidated.safetensors"), {}),
+            (("model-Q4_K_M.gguf",), {}),
+            (("config.json",), {"load-format": "dummy"}),
+            (("config.json",), {"load-format": "runai_streamer"}),
+        ],
+    )
+    def test_what_vllm_loads_is_accepted(
+        self, tmp_path: Path, names: tuple[str, ...], args: dict[str, Any]
+    ) -> None:
+        for name in names:
+            (tmp_path / name).touch()
+        spec = ProcessSpec(kind="process", model=str(tmp_path), args=args)
+        assert spec.incomplete_model() is None
+
+    @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "/nowhere", __file__])
+    def test_what_is_no_directory_is_left_to_others(self, model: str) -> None:
+        assert ProcessSpec(kind="process", model=model).incomplete_model() is None
+
+
 def discovering(**fields: Any) -> str:
     """Return a file whose only engine discovers its servers."""
     return dump([{"kind": "remote", "discover": fields}])

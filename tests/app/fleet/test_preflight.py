@@ -178,7 +178,10 @@ class TestRanksOnGpus:
 
 
 def test_repository_that_looks_like_a_local_directory_is_noted(tmp_path: Path) -> None:
-    (tmp_path / "var" / "demo-model").mkdir(parents=True)
+    model = tmp_path / "var" / "demo-model"
+    model.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (model / name).touch()
     found = check({"model": "var/demo-modell"}, {"model": "var/demo-model"}, {"model": "org/m"})
     assert found.faults == ()
     (note,) = found.notes
@@ -186,6 +189,14 @@ def test_repository_that_looks_like_a_local_directory_is_noted(tmp_path: Path) -
         "model demo: engines[0].model: there is no directory var/demo-modell here, so this is a "
         "repository of the Hugging Face hub"
     )
+
+
+def test_model_directory_that_vllm_cannot_load_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "downloaded").mkdir()
+    assert faults({"model": "./downloaded"}) == [
+        "engines[0].model: directory ./downloaded holds no config.json, so it is not a model's"
+    ]
+    assert check({"model": "./downloaded"}, launcher=("another", "server")).faults == ()
 
 
 async def test_check_of_a_silent_cluster_ends_with_the_gateway(

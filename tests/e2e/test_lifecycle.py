@@ -15,6 +15,7 @@ from tests.e2e.deployment import (
     COMMAND,
     ENGINE_WITH_WORKER,
     KEY,
+    Deployment,
     alive,
     demo_model,
     deployed,
@@ -37,12 +38,19 @@ def kill_api_server(processes: list[psutil.Process]) -> None:
     os.kill(server.pid, signal.SIGKILL)
 
 
+def sleeping_processes(deployment: Deployment) -> set[str]:
+    """Return which processes of vLLM said that the gateway's plugin has them sleep."""
+    lines = (deployment.run_dir / "demo-0" / "engine.log").read_text().splitlines()
+    return {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
+
+
 def test_killed_api_server_leaves_no_process_and_no_file_and_sigterm_ends_its_restart(
     tmp_path: Path,
 ) -> None:
     demo_model()
     with deployed(tmp_path, DEMO) as deployment:
         until_ready(deployment)
+        assert {"(EngineCore", "(VllmWorker-0"} <= sleeping_processes(deployment)
         processes = engine_processes(deployment)
         left = traces(deployment, processes)
         kill_api_server(processes)

@@ -63,14 +63,6 @@ def test_polling_sleeps_in_managed_engines_only(marks: dict[str, str], who: str)
     assert done.stdout.splitlines()[-1] == who
 
 
-@pytest.mark.slow
-@pytest.mark.vllm
-def test_engine_core_and_worker_use_the_plugin(gateway: Deployment) -> None:
-    lines = (gateway.run_dir / "demo-0" / "engine.log").read_text().splitlines()
-    sleeping = {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
-    assert {"(EngineCore", "(VllmWorker-0"} <= sleeping
-
-
 class Buffer:
     def __init__(self, values: list[bool]) -> None:
         self.np = values

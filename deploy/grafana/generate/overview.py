@@ -328,7 +328,7 @@ def _dependencies() -> Panels:
         graph(
             "Lost data",
             "In five minutes. Usage records: the database; log lines: the log's disk or reader; "
-            "trace spans: the collector.",
+            "trace spans: the collector; backups: those that failed.",
             "short",
             *(
                 ask(total(increase(series(name, *matchers), "5m")), legend)
@@ -336,6 +336,7 @@ def _dependencies() -> Panels:
                     ("usage records", "gateway_usage_records_lost_total", ()),
                     ("log lines", "gateway_log_lines_lost_total", ()),
                     ("trace spans", "gateway_trace_spans_total", ('outcome="dropped"',)),
+                    ("backups", "gateway_backups_total", ('outcome="failed"',)),
                 )
             ),
         ),

@@ -387,12 +387,12 @@ async def test_draining_gateway_refuses_and_says_so(own: Gateway) -> None:
 
 async def test_requests_are_counted_with_bounded_labels(own: Gateway) -> None:
     for n in range(20):
-        await own.chat(f"made-up-{n}")
-        await own.client.post(f"/made/up/{n}")
+        await own.chat(f"invented-{n}")
+        await own.client.post(f"/invented/{n}")
     await own.chat()
     await own.chat(stream=True)
     text = (await own.client.get("/metrics")).text
-    assert "made" not in text
+    assert "invented" not in text
     labels = {"endpoint": "/v1/chat/completions"}
     count = "gateway_requests_total"
     assert await own.metric(count, model="unknown", status="404", **labels) == 20

@@ -34,7 +34,8 @@ SALTED = frozenset(
         "/rerank", "/score",
     }
 )  # fmt: skip
-PROMPTS = ("prompt", "prompt_embeds")
+EMBEDDINGS = "prompt_embeds"
+PROMPTS = ("prompt", EMBEDDINGS)
 # Members that multiply the outputs of a prompt.
 CHOICES = ("n", "best_of")
 _LIST = ord("[")

@@ -17,6 +17,7 @@ from app.request_body.rewrite import (
     ABSENT,
     CHOICES,
     COMPLETIONS_OUTPUT,
+    EMBEDDINGS,
     OUTPUT_FIELDS,
     PROMPTS,
     Rewrite,
@@ -181,8 +182,11 @@ def _longest_prompt(body: ParsedBody, longest: int | None, inputs: int = 1, extr
     """Return the most tokens that a body's prompts can have: one for each byte of its values.
 
     What a chat template adds is less than the syntax of its messages. `extra`: bytes read again.
+    Embeddings of a few hundred bytes may be a prompt of any length: a sparse tensor states its own.
     """
     size = sum(map(len, body.members.values())) + extra
+    if EMBEDDINGS in _given_prompts(body):
+        size = MAX_COUNT
     return min(size, (longest or PLAUSIBLE_LENGTH) * inputs)
 
 
@@ -231,9 +235,13 @@ def _most(size: int, longest: int | None, inputs: int) -> int:
 
 def _prompts(body: ParsedBody) -> int:
     """Return the number of a completion's prompts: vLLM takes texts and embeddings together."""
+    return max(sum(body.length_of(name) for name in _given_prompts(body)), 1)
+
+
+def _given_prompts(body: ParsedBody) -> list[str]:
+    """Return which members hold a completion's prompts."""
     members = body.members
-    given = [n for n in PROMPTS if n in members and memoryview(members[n])[0] != _NULL]
-    return max(sum(body.length_of(name) for name in given), 1)
+    return [n for n in PROMPTS if n in members and memoryview(members[n])[0] != _NULL]
 
 
 def _count(body: ParsedBody, rewrite: Rewrite, name: str) -> int | None:

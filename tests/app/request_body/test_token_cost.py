@@ -152,6 +152,20 @@ def test_body_size_does_not_reduce_several_outputs() -> None:
     assert padded == 1000 + 16 * 900
 
 
+@pytest.mark.parametrize(
+    ("embeddings", "most"), [("AAAA", 8192), (["AAAA"] * 3, 3 * 8192), (None, 28)]
+)
+def test_budget_of_embeddings_reserves_the_longest_prompts(embeddings: object, most: int) -> None:
+    """A sparse tensor of a few bytes states its own length."""
+    fields = {"model": "demo", "prompt": "a" * 16, "prompt_embeds": embeddings}
+    if embeddings is not None:
+        del fields["prompt"]
+    body = parse(b"", msgspec.json.encode(fields))
+    cost = estimate_cost(COMPLETIONS, body, Rewrite(), 8192, UNSTATED)
+    assert cost.most_prompt == most
+    assert cost.prompt < 100
+
+
 @pytest.mark.parametrize("endpoint", ["/v1/rerank", "/rerank", "/v1/score", "/score"])
 @pytest.mark.parametrize(
     ("query", "documents"),

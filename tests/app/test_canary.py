@@ -46,6 +46,8 @@ class Watched:
         self.log = directory / "gateway.log"
         self.seen = ""
         dead = remote(f"http://127.0.0.1:{free_port()}", api_key_env="CANARY_ENGINE_KEY")
+        for name in ("config.json", "model.safetensors"):  # a model that vLLM might load
+            (directory / name).touch()
         local = {
             "kind": "process",
             "model": str(directory),

@@ -3,8 +3,9 @@
     python -m bench [--quick] [--only PART]... [--noise] [--before TREE]
 
 `--only proxies` puts load on the gateway and vllm-router alone and takes about seven minutes.
-`--noise` compares two processes of the same build, `--before` this checkout with an earlier one. A
-whole run writes bench/RESULTS.md, any other run .bench/RESULTS.md.
+`--only bytecodes` counts what a request runs, without a clock. `--noise` compares two processes of
+the same build, `--before` this checkout with an earlier one. A whole run writes bench/RESULTS.md,
+any other run .bench/RESULTS.md.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import disturbances, machine, memory, noisy_neighbor, real, restart, rounds
+from bench import bytecodes, disturbances, machine, memory, noisy_neighbor, real, restart, rounds
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
 from bench.continuation import SECTIONS
@@ -29,7 +30,7 @@ from bench.samples import Sample, Samples
 from bench.terminal import show
 
 PROXIES = ("streams", "plain")
-PARTS = (*PROXIES, LITELLM, "stall", memory.PART, disturbances.PART, "real")
+PARTS = (*PROXIES, LITELLM, "stall", memory.PART, disturbances.PART, bytecodes.PART, "real")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak`, `make chaos`, `make continuation` and `bench.restart`; a run of the
 # benchmarks keeps them.
@@ -92,10 +93,13 @@ def main() -> None:
             if disturbances.PART in parts
             else ()
         )
+        counted = bytecodes.measure() if bytecodes.PART in parts else None
     whole = not options.quick and before is None and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
     made = list(tables(results, disturbances.Disturbances(disturbed)))
+    if counted is not None:
+        made.append(counted)
     failed = [f"{count} of {reason}" for reason, count in results.failures().items()]
     heading = (
         f"# Results of the benchmarks\n\nWritten by `{_command(options)}`; the "

@@ -1,0 +1,298 @@
+"""Counts the bytecodes and Python calls of one request in a gateway, without a clock.
+
+    python -m bench.bytecodes [--stored-key] [--top N]     lists the functions too
+    python -m bench --only bytecodes                       a table of the benchmarks
+
+The whole gateway runs in this process behind a real port, everything on, in front of a stub engine
+in a process of its own. A client in a second thread sends the same request again and again; the
+trace function sees the gateway's thread alone. A figure is the median over the requests, so what
+runs in between (polls, batches) does not count; that is shown apart, per request: ledger rows and
+access lines are written in batches. A count is the same on a busy machine and on a quiet one.
+"""
+
+import argparse
+import os
+import re
+import secrets
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import httpx
+import msgspec
+import yaml
+
+from bench.children import ROOT, environment, free_port
+from bench.load import Load, payload
+from bench.peers import ADMIN_KEY, KEY, answers, configuration, in_front_of, stub
+from bench.report import Table, number
+
+PART = "bytecodes"
+WARM_UP = 32
+REQUESTS = 192
+# Tokens of two streams, whose difference is divided by that of their chunks.
+SHORT, LONG = 16, 80
+STREAMS = 9
+# A function with fewer calls per chunk runs in between: a stream lasts a second.
+FOR_EACH = 0.9
+PACE_MS = 12.0  # far above the time of a traced chunk, so that none arrives with the next
+QUIET_S = 0.004  # without a bytecode: the request has ended
+RUN_S = 300.0
+
+
+class Function(msgspec.Struct, frozen=True):
+    """Bytecodes and calls of one function, per request or per chunk."""
+
+    file: str
+    name: str
+    bytecodes: float
+    calls: float
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Bytecodes and calls of a warm plain request and of a streamed chunk."""
+
+    request: int
+    calls: int
+    chunk: float
+    chunk_calls: float
+    # Bytecodes per request of what is done for many at once, and between requests.
+    later: float
+    functions: list[Function]  # of the plain request, the dearest first
+    chunk_functions: list[Function]
+
+
+class Tracer:
+    """Counts what the thread that installs it runs while `on`."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.bytecodes: Counter[CodeType] = Counter()
+        self.calls: Counter[CodeType] = Counter()
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        """See `sys.settrace`."""
+        if not self.on:
+            return None
+        if event == "call":
+            self.calls[frame.f_code] += 1
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            return self.trace
+        if event == "opcode":
+            self.bytecodes[frame.f_code] += 1
+        return self.trace
+
+    def settle(self) -> tuple[Counter[CodeType], Counter[CodeType]]:
+        """Wait until nothing runs; return the counts since the last call."""
+        before = -1
+        while (now := self.bytecodes.total()) != before:
+            before = now
+            time.sleep(QUIET_S)
+        counts = self.bytecodes, self.calls
+        self.bytecodes, self.calls = Counter(), Counter()
+        return counts
+
+
+class Client:
+    """One kept-alive connection to the gateway."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+        self._key = key
+        self._socket = socket.create_connection(("127.0.0.1", port))
+
+    def send(self, *, tokens: int = SHORT, stream: bool = False) -> None:
+        """Send a request and read its response. Raises RuntimeError unless it has status 200."""
+        load = Load(url=self._url, key=self._key, tokens=tokens, stream=stream)
+        self._socket.sendall(payload(load))
+        got = b""
+        while not _whole(got):
+            piece = self._socket.recv(65536)
+            if not piece:
+                break
+            got += piece
+        if not got.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"no answer with status 200: {got[:300]!r}")
+
+
+def _whole(response: bytes) -> bool:
+    head, end, body = response.partition(b"\r\n\r\n")
+    if not end:
+        return False
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    return len(body) >= int(length[1]) if length else body.endswith(b"0\r\n\r\n")
+
+
+def count(port: int, key: str, tracer: Tracer) -> Counts:
+    """Return the counts of a gateway on this port, whose thread has the tracer."""
+    client = Client(port, key)
+    for _ in range(WARM_UP):
+        client.send()
+    client.send(stream=True)
+    time.sleep(0.5)  # the rows and lines of these
+    tracer.on = True
+    plain, plain_calls, later = _repeat(client, tracer, REQUESTS)
+    short, short_calls, _ = _repeat(client, tracer, STREAMS, tokens=SHORT, stream=True)
+    long, long_calls, _ = _repeat(client, tracer, STREAMS, tokens=LONG, stream=True)
+    tracer.on = False
+    of_chunk = [
+        function
+        for function in _by_function(long - short, long_calls - short_calls, LONG - SHORT)
+        if function.calls > FOR_EACH
+    ]
+    return Counts(
+        request=plain.total(),
+        calls=plain_calls.total(),
+        chunk=sum(function.bytecodes for function in of_chunk),
+        chunk_calls=sum(function.calls for function in of_chunk),
+        later=later,
+        functions=_by_function(plain, plain_calls, 1),
+        chunk_functions=of_chunk,
+    )
+
+
+def _repeat(
+    client: Client, tracer: Tracer, times: int, *, tokens: int = SHORT, stream: bool = False
+) -> tuple[Counter[CodeType], Counter[CodeType], float]:
+    """Return the counts of the request in the middle, and the bytecodes of the rest per request."""
+    tracer.settle()
+    each = []
+    for _ in range(times):
+        client.send(tokens=tokens, stream=stream)
+        each.append(tracer.settle())
+    totals = [bytecodes.total() for bytecodes, _ in each]
+    middle = statistics.median_low(totals)
+    time.sleep(0.6)  # what is still to be written
+    rest, _ = tracer.settle()
+    later = (sum(totals) + rest.total()) / times - middle
+    return *each[totals.index(middle)], later
+
+
+def _by_function(
+    bytecodes: Counter[CodeType], calls: Counter[CodeType], per: int
+) -> list[Function]:
+    found = [
+        Function(_file(code), code.co_qualname, number / per, calls[code] / per)
+        for code, number in bytecodes.items()
+    ]
+    return sorted(found, key=lambda each: -each.bytecodes)
+
+
+def _file(code: CodeType) -> str:
+    path = code.co_filename
+    with suppress(ValueError):
+        return str(Path(path).relative_to(ROOT))
+    return re.sub(r".*/(?:site-packages|lib/python[0-9.]*)/", "", path)
+
+
+@contextmanager
+def _measuring(port: int, tracer: Tracer, found: list[Counts], *, stored: bool) -> Iterator[None]:
+    """Measure in a thread during the body, then end the gateway in this one by SIGTERM."""
+
+    def measure() -> None:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            deadline = time.monotonic() + RUN_S
+            while not answers(url) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            found.append(count(port, _new_key(url) if stored else KEY, tracer))
+        finally:
+            tracer.on = False
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=measure, name="client", daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
+def _new_key(url: str) -> str:
+    """Return a new key of an owner, with limits of its own."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    limits = dict.fromkeys(("requests_per_minute", "tokens_per_minute"), 10**9)
+    body = {"name": "bench", "owner": f"bench-{secrets.token_hex(4)}", **limits}
+    answer = httpx.post(f"{url}/admin/keys", json=body, headers=headers, trust_env=False)
+    answer.raise_for_status()
+    key: str = answer.json()["key"]
+    return key
+
+
+def run_here(*, stored: bool = False) -> Counts:
+    """Run gateway and client in this process; return the counts."""
+    from app.cli import main as gateway
+
+    tracer, found = Tracer(), list[Counts]()
+    os.environ |= {"GATEWAY_API_KEYS": KEY, "GATEWAY_ADMIN_KEY": ADMIN_KEY}
+    with tempfile.TemporaryDirectory() as home, stub("bytecodes-stub", itl_ms=PACE_MS) as engine:
+        port, directory = free_port(), Path(home)
+        config = directory / "gateway.yaml"
+        config.write_text(yaml.safe_dump(configuration(directory, port, in_front_of(engine))))
+        sys.argv = ["vllm-gateway", "serve", "--config", str(config)]
+        with _measuring(port, tracer, found, stored=stored):
+            sys.settrace(tracer.trace)
+            try:
+                with suppress(SystemExit):
+                    gateway()
+            finally:
+                sys.settrace(None)
+    return found[0]
+
+
+def measure() -> Table:
+    """Run the counter in a process of its own; return its table. Raises CalledProcessError."""
+    argv = [sys.executable, "-m", "bench.bytecodes", "--json"]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=RUN_S
+    )
+    return table(msgspec.json.decode(done.stdout.splitlines()[-1], type=Counts))
+
+
+def table(counts: Counts) -> Table:
+    """Return the table of a gateway's counts."""
+    return Table(
+        "Bytecodes",
+        ["", "bytecodes", "calls"],
+        [
+            ["plain request", number(counts.request, 0), number(counts.calls, 0)],
+            ["chunk of a stream", number(counts.chunk, 0), number(counts.chunk_calls, 0)],
+        ],
+        "Of one warm request in the gateway's thread, everything on, counted by a trace function: "
+        "the same on every machine with this version of Python.",
+    )
+
+
+def main() -> None:
+    """Entry point of the command."""
+    parser = argparse.ArgumentParser(prog="python -m bench.bytecodes", description=__doc__)
+    parser.add_argument("--stored-key", action="store_true", help="a key of the database")
+    parser.add_argument("--top", type=int, default=40, help="functions to list")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+    options = parser.parse_args()
+    counts = run_here(stored=options.stored_key)
+    if options.json:
+        print(msgspec.json.encode(counts).decode())
+        return
+    print(
+        f"plain request: {counts.request} bytecodes, {counts.calls} calls of "
+        f"{len(counts.functions)} functions; later, per request: {counts.later:.0f}\n"
+        f"chunk: {counts.chunk:.1f} bytecodes, {counts.chunk_calls:.2f} calls"
+    )
+    for title, functions in (("request", counts.functions), ("chunk", counts.chunk_functions)):
+        print(f"\n{title}:")
+        for each in functions[: options.top]:
+            print(f"{each.bytecodes:8.1f} {each.calls:6.2f}  {each.file}:{each.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -38,6 +38,7 @@ _SWITCH = re.compile(
     r"|interleave-mm-strings|kv-sharing-fast-prefill|language-model-only|mm-encoder-only"
     r"|numa-bind|tokens-only|data-parallel-(?:hybrid|external|multi-port-external)-lb"
     r"|exclude-tools-when-tool-choice-none"
+    r"|calculate-kv-scales|engine-use-ray|guided-decoding-disable-.*|worker-use-ray"
 )
 _OPTIMIZATION = re.compile(r"-O=?([0-3])")
 _FLAG = re.compile(r"--?[A-Za-z]")

@@ -13,7 +13,7 @@ from app.config_import.shell import Command, base_name, find_variable, split_com
 from app.settings import MediaSettings
 from engines.environment import API_KEY, inherited, never_inherited
 from engines.output import is_secret, redact_line
-from engines.spec import ProcessSpec
+from engines.spec import ProcessSpec, explain_removed_flag
 
 _MODULES = frozenset({"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main", "vllm"})
 _TLS = frozenset({"ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs"})
@@ -164,6 +164,8 @@ def _arguments(flags: Flags, notes: list[str], container: Container | None) -> d
             )
         elif name in _INSTEAD:
             notes.append(f"--{name}: {_INSTEAD[name]}")
+        elif (removed := explain_removed_flag(name)) is not None:
+            notes.append(f"--{name}: vLLM no longer has it: {removed}")
         elif variable is not None:
             notes.append(f"--{name}: holds the shell variable {variable}; write its value in args")
         elif fault := find_fault(ProcessSpec, _engine_with(args={name: value})):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.output import is_secret, redact_line
-from engines.spec import FlagValue, flag_name
+from engines.spec import FlagValue, explain_removed_flag, flag_name, nearest_flag
 
 MAX_SHOWN = 60
 MAX_REJECTION = 200
@@ -124,9 +124,13 @@ def _unknown(
     table: FlagTable, args: Mapping[str, FlagValue], name: str, value: FlagValue
 ) -> str | None:
     stem = name.partition(".")[0]
+    if stem not in table.flags and (instead := explain_removed_flag(stem)) is not None:
+        return f"vLLM {table.version} no longer has this flag: {instead}"
     # argparse accepts an unambiguous abbreviation.
     if not any(flag.startswith((stem, f"no-{stem}")) for flag in table.flags):
-        return f"vLLM {table.version} has no such flag{_nearest(stem, table.flags)}"
+        near = nearest_flag(stem, table.flags)
+        hint = f"; did you mean {near}?" if near else ""
+        return f"vLLM {table.version} has no such flag{hint}"
     if name not in PARSERS or not isinstance(value, str):
         return None
     known, plugin = table.parsers[name], PARSERS[name][1]

@@ -14,7 +14,6 @@ vLLM's log goes to standard error, which is the guardian's log file.
 
 import argparse
 import dataclasses
-import difflib
 import itertools
 import json
 import os
@@ -29,6 +28,7 @@ from typing import Any, NoReturn
 
 from engines.offline.job import Job
 from engines.offline.reasoning import END, START, Answer, ends_in_thought, split_reasoning
+from engines.spec import explain_removed_flag, nearest_flag
 
 NUMA_NODES = Path("/sys/devices/system/node")
 PROGRESS_S = 0.1
@@ -146,8 +146,10 @@ def parse_engine_args(model: str, given: Sequence[tuple[str, str]]) -> Any:
         flag = _flag(key)
         action = actions.get(f"--{flag.partition('.')[0]}")
         if action is None or flag in ("help", "model"):
-            near = difflib.get_close_matches(f"--{flag}", actions, 1)
-            hint = f"; did you mean {near[0][2:]}?" if near else ""
+            if (instead := explain_removed_flag(flag)) is not None:
+                raise UserError(f"--engine {key}: vLLM no longer has this flag: {instead}")
+            near = nearest_flag(flag, [name.removeprefix("--") for name in actions])
+            hint = f"; did you mean {near}?" if near else ""
             raise UserError(f"--engine {key}: vLLM has no such engine flag{hint}")
         switch = action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
         if not switch:

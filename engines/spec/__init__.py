@@ -15,6 +15,7 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
+from engines.spec.old_flags import explain_removed_flag, nearest_flag
 from engines.spec.ray import HOST_IP, REPLICA_FORMS, RaySpec, RayTls, ReplicaRange
 from engines.spec.remote import (
     Discovery,
@@ -53,7 +54,9 @@ __all__ = [
     "SpecModel",
     "Timeouts",
     "check_url",
+    "explain_removed_flag",
     "find_variable_fault",
     "flag_name",
+    "nearest_flag",
     "parallel_size",
 ]

@@ -117,8 +117,9 @@ def test_flags_have_their_natural_form_in_yaml(
     assert notes(imported).count("\n") == 0  # that of keys alone
 
 
-def test_switch_before_the_model_does_not_consume_it(check: Check) -> None:
-    engine, _ = engine_of(check, "vllm serve --enforce-eager org/m --dtype auto")
+@pytest.mark.parametrize("switch", ["--enforce-eager", "--worker-use-ray --enforce-eager"])
+def test_switch_before_the_model_does_not_consume_it(check: Check, switch: str) -> None:
+    engine, _ = engine_of(check, f"vllm serve {switch} org/m --dtype auto")
     assert engine.model == "org/m"
     assert engine.args == {"enforce-eager": True, "dtype": "auto"}
 
@@ -145,6 +146,10 @@ def test_imported_flags_become_the_same_arguments(check: Check) -> None:
         ("--allowed-media-domains https://x/", "is not a host name"),
         ("--dtype auto --dtype half", "--dtype is given twice"),
         ("stray", "'stray' belongs to no flag"),
+        ("--enable-reasoning", "--enable-reasoning: vLLM no longer has it: reasoning-parser alone"),
+        ("--disable-log-requests", "requests are no longer logged by default"),
+        ("--swap-space 8", "computed again, not swapped"),
+        ("--num-scheduler-steps 8", "multi-step scheduling is gone"),
     ],
 )
 def test_flag_that_the_gateway_sets_is_left_out_with_a_note(

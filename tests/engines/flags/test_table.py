@@ -29,7 +29,21 @@ class TestFaults:
                 {"no_such": False},
                 f"no-such: vLLM {VERSION} has no such flag",
             ),
-            ({"swap-space": "x"}, f"swap-space: vLLM {VERSION} has no such flag"),
+            (
+                {"enable-reasoning": True},
+                f"enable-reasoning: vLLM {VERSION} no longer has this flag: reasoning-parser alone "
+                "enables it; remove it",
+            ),
+            # An abbreviation of two flags to argparse.
+            (
+                {"device": "cuda"},
+                f"device: vLLM {VERSION} no longer has this flag: the build of vLLM decides; "
+                "remove it",
+            ),
+            (
+                {"disable-prefix-caching": True},
+                f"disable-prefix-caching: vLLM {VERSION} has no such flag",
+            ),
             (
                 {"tool-call-parser": "hermess"},
                 f"tool-call-parser: vLLM {VERSION} has no parser 'hermess'; did you mean hermes?",

@@ -1,22 +1,34 @@
 """`vllm-gateway check`: validate the configuration and print what would run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
-from app.cli.faults import faults
+import typer
+
+from app.cli.faults import fail, faults
 from app.cli.options import ConfigOption
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
 
 if TYPE_CHECKING:  # slow to import
-    from app.fleet import EngineConfig
+    from app.fleet import Builder, EngineConfig
     from app.routing import Catalogue, Model
 
 HIDDEN = "***"
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-def check(config: ConfigOption = None) -> None:
+GpusOption = Annotated[
+    str | None,
+    typer.Option(
+        help="GPUs of the machine that the configuration is for, as in 8x80: 8 GPUs with 80 GiB "
+        "each; default: those of this machine.",
+        metavar="COUNTxGIB",
+    ),
+]
+
+
+def check(config: ConfigOption = None, gpus: GpusOption = None) -> None:
     """Validate the configuration and print what would run."""
     from app.fleet import Builder, catalogue_of, initial_engines, run_preflight
     from app.telemetry.logs import check_log_file
@@ -26,6 +38,7 @@ def check(config: ConfigOption = None) -> None:
         check_log_file(settings.logs)
         builder = Builder(settings)
         configs = initial_engines(settings)
+        assumed = _assumed_gpus(gpus, configs, builder)
         found = run_preflight(
             settings, [config for group in configs.values() for config in group], builder
         )
@@ -37,13 +50,43 @@ def check(config: ConfigOption = None) -> None:
             raise ConfigError(list(found.faults))
         for line in _plan(settings, catalogue, configs):
             print(line)
-        for note in (*_notes(settings, catalogue), *found.notes):
+        for note in (*assumed, *_notes(settings, catalogue), *found.notes):
             print(f"note: {note}")
         engines = sum(len(model.replicas) for model in catalogue.models)
         counts = f"{_count(len(settings.models), 'model')}, {_count(engines, 'engine')}"
         if any(model.discovering for model in settings.models):
             counts += " and those that are discovered"
         print(f"{settings.source.file} is valid: {counts}")
+
+
+def _assumed_gpus(
+    given: str | None, configs: "Mapping[str, Sequence[EngineConfig]]", builder: "Builder"
+) -> list[str]:
+    """Place engines on the given GPUs; on a machine without any, on as many as they need.
+
+    Returns a note if the number was not given.
+    """
+    from engines.gpu import AssumedGpus, HostMemory
+    from engines.spec import LocalSpec
+
+    if given is not None:
+        try:
+            builder.assume(AssumedGpus.parse(given))
+        except ValueError as error:
+            fail(f"--gpus {error}")
+        return []
+    specs = [one.spec for group in configs.values() for one in group]
+    local = [spec for spec in specs if isinstance(spec, LocalSpec)]
+    if all(spec.gpus is None for spec in local):
+        return []
+    machine = builder.accelerator
+    if not isinstance(machine, HostMemory) or machine.driver_failed:
+        return []
+    builder.assume(enough := AssumedGpus.enough_for(local))
+    return [
+        "this machine has no GPU, which `serve` would refuse: engines were placed as if it had "
+        f"{enough.count}; --gpus 8x80 places them on 8 GPUs with 80 GiB each"
+    ]
 
 
 def _plan(

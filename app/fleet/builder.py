@@ -11,6 +11,7 @@ from engines.gpu import (
     VISIBLE_DEVICES,
     Accelerator,
     AcceleratorError,
+    AssumedGpus,
     Device,
     Placement,
     PlacementError,
@@ -36,6 +37,7 @@ class Builder:
 
     def __init__(self, settings: Settings, launcher: Sequence[str] | None = None) -> None:
         """`launcher` runs vLLM's server; default: this interpreter's vLLM."""
+        self._assumed: AssumedGpus | None = None
         self._run_dir = settings.server.run_dir.absolute()
         self._keep = settings.server.keep_engines
         self._launcher = launcher
@@ -114,6 +116,16 @@ class Builder:
     def runs_vllm(self) -> bool:
         """True if engines run this interpreter's vLLM."""
         return self._launcher is None
+
+    def assume(self, gpus: AssumedGpus) -> None:
+        """Place engines on the GPUs of another machine, for a check; none may be started."""
+        self._accelerator = self._assumed = gpus
+        self._visible = None
+
+    @property
+    def assumes_gpus(self) -> bool:
+        """True if engines are placed on the GPUs of another machine."""
+        return self._assumed is not None
 
     @property
     def accelerator(self) -> Accelerator:

@@ -8,7 +8,7 @@ sizes that this machine cannot have, and whether a node of the Ray cluster can h
 import asyncio
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.errors import SHUTTING_DOWN
@@ -162,7 +162,8 @@ def _impossible(
     spec: LocalSpec, table: FlagTable, builder: Builder
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield settings that this machine cannot satisfy, each with its path."""
-    if not table.sleep:
+    on_gpu = table.device == "cuda" or builder.assumes_gpus
+    if not table.sleep and not builder.assumes_gpus:
         message = f"vLLM has no sleep mode on this platform ({table.device}): leave it out"
         if isinstance(spec, ProcessSpec) and spec.sleep_level is not None:
             yield ("sleep_level",), message
@@ -176,10 +177,10 @@ def _impossible(
     elsewhere = spec.args.get("distributed-executor-backend") in REMOTE_EXECUTORS
     if spec.gpus is not None or elsewhere:
         return
-    if table.device == "cpu":
-        yield from _ranks_on_cpu(spec)
-    elif table.device == "cuda":
+    if on_gpu:
         yield from _ranks_on_gpus(spec, builder)
+    elif table.device == "cpu":
+        yield from _ranks_on_cpu(spec)
 
 
 def _ranks_on_cpu(spec: LocalSpec) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -206,9 +207,10 @@ def _ranks_on_gpus(spec: LocalSpec, builder: Builder) -> Iterator[tuple[tuple[st
     ranks, said = count_gpus(spec.args)
     if ranks == 1:
         return
-    variables: Mapping[str, str] = {**os.environ, **spec.env}
     try:
-        present = visible_devices(builder.accelerator.devices(), variables.get(VISIBLE_DEVICES))
+        present = builder.devices()
+        if (own := spec.env.get(VISIBLE_DEVICES)) is not None:
+            present = visible_devices(builder.accelerator.devices(), own)
     except AcceleratorError:
         return  # vLLM may know more
     if ranks > len(present):

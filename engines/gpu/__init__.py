@@ -1,7 +1,8 @@
 """GPUs and memory: what there is, what engines use, and which GPUs each engine gets.
 
 `accelerator` measures memory through NVML or /proc, `engine_memory` that of one engine.
-`host_memory` describes the host, `placement` assigns GPUs to engines.
+`host_memory` describes the host, `placement` assigns GPUs to engines, `assumed_gpus` stands for the
+GPUs of another machine.
 """
 
 from engines.gpu.accelerator import (
@@ -11,6 +12,7 @@ from engines.gpu.accelerator import (
     HostMemory,
     find_accelerator,
 )
+from engines.gpu.assumed_gpus import AssumedGpus
 from engines.gpu.engine_memory import EngineMemory
 from engines.gpu.host_memory import available_host_gib, count_memory_nodes
 from engines.gpu.placement import (
@@ -29,6 +31,7 @@ __all__ = [
     "VISIBLE_DEVICES",
     "Accelerator",
     "AcceleratorError",
+    "AssumedGpus",
     "Device",
     "EngineMemory",
     "HostMemory",

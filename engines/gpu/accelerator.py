@@ -95,6 +95,10 @@ class Accelerator(Protocol):
 class HostMemory:
     """Resident memory of processes, from /proc; see Accelerator."""
 
+    def __init__(self, *, driver_failed: bool = False) -> None:
+        """`driver_failed`: there is an NVIDIA driver, which does not work."""
+        self.driver_failed = driver_failed
+
     def devices(self) -> tuple[Device, ...]:
         return ()
 
@@ -219,6 +223,7 @@ def find_accelerator() -> Accelerator:
         log.debug("no NVIDIA driver found")
     except pynvml.NVMLError as error:
         log.warning("no GPU can be used: NVML: %s", error)
+        return HostMemory(driver_failed=True)
     return HostMemory()
 
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli import app
+from engines.gpu import HostMemory
 from tests.app.configuration import isolate
 from tests.e2e.deployment import COMMAND, environment, write_config
 from tests.fakes import nvml
@@ -39,9 +40,10 @@ def model(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, "engines": [{"kind": "process", "model": "m", **fields}]}
 
 
-def check(*models: dict[str, Any], config: Path | None = None) -> Result:
+def check(*models: dict[str, Any], config: Path | None = None, gpus: str | None = None) -> Result:
     config = config or write_config(Path.cwd(), *models)
-    return CliRunner().invoke(app, ["check", "--config", str(config)])
+    others = [] if gpus is None else ["--gpus", gpus]
+    return CliRunner().invoke(app, ["check", "--config", str(config), *others])
 
 
 def shown(result: Result) -> dict[str, str]:
@@ -124,6 +126,49 @@ def test_driver_is_not_loaded_without_a_gpu_setting(
     driver.write()
     assert "demo-0" in shown(check(model("demo")))
     assert caplog.messages == []
+
+
+class TestMachineWithoutGpus:
+    @pytest.fixture(autouse=True)
+    def _no_driver(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        isolate(monkeypatch, tmp_path)
+        monkeypatch.setattr("app.fleet.builder.find_accelerator", HostMemory)
+
+    def test_engines_are_placed_as_if_there_were_enough(self) -> None:
+        parallel = {"tensor-parallel-size": 4}
+        found = check(
+            model("listed", gpus=[1], sleep_level=1), model("wide", gpus="auto", args=parallel)
+        )
+        assert (found.exit_code, found.stderr) == (0, "")
+        assert (
+            "note: this machine has no GPU, which `serve` would refuse: engines were placed as if "
+            "it had 6; --gpus 8x80 places them on 8 GPUs with 80 GiB each\n"
+        ) in found.stdout
+
+    def test_faults_that_no_machine_can_satisfy_remain(self) -> None:
+        share = {"gpu-memory-utilization": 0.6}
+        models = [model(name, gpus=[0], args=share) for name in ("one", "two")]
+        [fault] = refused(check(*models))
+        assert "is 1.2 together, above 1" in fault
+
+    @pytest.mark.parametrize(
+        ("gpus", "fault"),
+        [
+            ("8x80", None),
+            ("2x80", "wide-0: asks for 4 GPUs, there are 2"),
+            ("4x8", "memory_gib is 64, 16 on each of 4 GPUs; GPU 0, 1, 2 and 3 has at most 8.0"),
+            ("8", "--gpus must be like 8x80, for 8 GPUs with 80 GiB each, not '8'"),
+        ],
+    )
+    def test_given_gpus_are_those_of_the_other_machine(
+        self, monkeypatch: pytest.MonkeyPatch, gpus: str, fault: str | None
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        wide = model("wide", gpus=4, args={"tensor-parallel-size": 4}, memory_gib=64)
+        found = check(wide, gpus=gpus)
+        assert "note: this machine" not in found.stdout
+        assert found.exit_code == (0 if fault is None else 2)
+        assert (fault or "") in found.stderr
 
 
 @pytest.mark.slow

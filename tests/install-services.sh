@@ -8,7 +8,7 @@ command -v dnsmasq >/dev/null || missing+=(dnsmasq-base)
 command -v prometheus >/dev/null && command -v promtool >/dev/null || missing+=(prometheus)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
-command -v chromium >/dev/null || missing+=(chromium)
+command -v chromium-headless-shell >/dev/null || missing+=(chromium-headless-shell)
 # The smallest font with Chinese, for screenshots.
 compgen -G '/usr/share/fonts/truetype/wqy/*' >/dev/null || missing+=(fonts-wqy-microhei)
 # The collector of traces, which is in .venv/, loads the interpreter's library; Debian's Python has

@@ -24,6 +24,7 @@ from app.settings.paths import (
 from app.settings.secrets import SECRETS, SECTION_SECRETS, digest, misplaced_secret, variable_name
 from app.settings.server import ServerSettings
 from app.settings.settings import ENV_FILE, ServerOnly, Settings
+from app.settings.shell_syntax import find_shell_syntax
 from app.settings.source import PREFIX, ConfigError, Source, read
 from app.settings.suggest import nearest
 
@@ -39,8 +40,9 @@ def load_settings(path: Path | None = None, *, extra_keys: Sequence[str] = ()) -
     file = path or Path(variables().get("GATEWAY_CONFIG") or DEFAULT_FILE)
     environment = variables(file)
     data, source = _read(file, environment)
-    if faults := list(_unknown_sections(environment)):
-        raise ConfigError(faults)
+    unusable = (*_unknown_sections(environment), *find_shell_syntax(data, source, environment))
+    if unusable:
+        raise ConfigError(list(unusable))
     directory = directory_of(file, data, environment)
     anchor_engine_paths(data, directory)
     with _validation(source):

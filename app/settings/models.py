@@ -68,7 +68,16 @@ class PriceSettings(SpecModel):
     completion: float = Field(0.0, ge=0, description="Price of a million output tokens.")
 
 
-ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+def _printable(name: str) -> str:
+    """Refuse a name that clients would hardly send, and that logs would not show as it is."""
+    if name != name.strip():
+        raise ValueError("must not begin or end with a space or a line break")
+    if not name.isprintable():
+        raise ValueError("must not hold a line break or another control character")
+    return name
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
 
 
 def _unquoted(value: object) -> object:

@@ -39,6 +39,8 @@ def _hash_keys(value: object) -> object:
     for number, key in enumerate(keys, 1):
         if len(key) < MIN_KEY_LENGTH:
             raise ValueError(f"key {number} has fewer than {MIN_KEY_LENGTH} characters")
+        if key[0] in "\"'" or key[-1] in "\"'":
+            raise ValueError(f"key {number} begins or ends with a quote, which would be part of it")
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise ValueError(f"key {number} holds a character that a header cannot carry")
     return tuple(digest(key.encode()) for key in keys)

@@ -141,13 +141,16 @@ class RemoteSpec(SpecModel):
 def find_variable_fault(name: str) -> str | None:
     """Return why an environment variable does not hold a key; None: it does."""
     key = os.environ.get(name)
-    if key and re.fullmatch(r"[!-~]+", key):
+    quoted = key is not None and len(key) > 1 and key[0] == key[-1] and key[0] in "\"'"
+    if key and re.fullmatch(r"[!-~]+", key) and not quoted:
         return None
     # The setting may hold the key itself by mistake.
     named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)
     variable = f"environment variable {name if named else 'of that name'}"
     if not key:
         return f"{variable} is not set"
+    if quoted:
+        return f"{variable} is in quotes, which would be sent as part of the key: remove them"
     # Such as a line feed at its end: it would end the header early.
     return f"{variable} holds no key: only printable ASCII without blanks can be sent"
 

@@ -256,10 +256,14 @@ def _callers(settings: Settings, stores: _Stores, observers: _Observers) -> _Cal
     database, metrics = stores.database, observers.metrics
     in_flight = RequestsInFlight()
     prices = {model.name: model.price for model in settings.models}
-    ledger = Ledger(database, metrics, prices, settings.usage.retention_days)
+    usage = settings.usage
+    ledger = Ledger(database, metrics, prices, usage.retention_days, currency=usage.currency)
     alerts = None
     if settings.alerts.webhook_url is not None:
-        alerts = Alerts(settings.alerts, database, metrics, lambda: ledger.written)
+        alerts = Alerts(
+            settings.alerts, database, metrics, lambda: ledger.written,
+            currency=lambda: ledger.currency,
+        )  # fmt: skip
     return _Callers(
         in_flight=in_flight,
         authenticator=Authenticator(
@@ -552,6 +556,7 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
         client,
         RequireRight(authenticator, Right.USAGE_READ),
         key_store.id_for_reports,
+        currency=lambda: application.ledger.currency,
     )
     yield ops_router(application.services.forecasts, admission)
     if metrics_pages is not None:

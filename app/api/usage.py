@@ -14,6 +14,7 @@ from app.api.admin_auth import caller_of
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
+from app.money import amount_of
 from app.usage import GROUPS, BudgetOwner, UsageRow
 
 # The sums by day stay for ever; a year of them, leap day included, is enough for one answer.
@@ -35,6 +36,10 @@ class Caller(Protocol):
     def daily_tokens(self) -> int | None: ...
     @property
     def monthly_tokens(self) -> int | None: ...
+    @property
+    def daily_cost_nano(self) -> int | None: ...
+    @property
+    def monthly_cost_nano(self) -> int | None: ...
     @property
     def owner(self) -> BudgetOwner | None: ...
 
@@ -81,20 +86,34 @@ class Budget(BaseModel):
     resets_at: str = Field(description="Time of the next reset.")
 
 
-class OwnerBudgets(BaseModel):
+class CostBudget(BaseModel):
+    """Money of a day or a month, UTC."""
+
+    cost: float
+    used: float
+    left: float
+    resets_at: str = Field(description="Time of the next reset.")
+
+
+class Budgets(BaseModel):
+    """Budgets, and what is used of them; null: no budget."""
+
+    daily_budget: Budget | None
+    monthly_budget: Budget | None
+    daily_cost_budget: CostBudget | None
+    monthly_cost_budget: CostBudget | None
+
+
+class OwnerBudgets(Budgets):
     """Budgets that all keys of an owner share, and what these keys have used of them."""
 
-    daily_budget: Budget | None = Field(description="null: no budget.")
-    monthly_budget: Budget | None = Field(description="null: no budget.")
 
-
-class OwnUsage(BaseModel):
+class OwnUsage(Budgets):
     object: str = "usage"
     key_id: str
     today: Sums
     month: Sums
-    daily_budget: Budget | None = Field(description="null: no budget.")
-    monthly_budget: Budget | None = Field(description="null: no budget.")
+    currency: str | None = Field(description="Of all amounts of money; null: none is configured.")
     owner: OwnerBudgets | None = Field(description="null: the key's owner has no budget.")
     days: list[ModelDay] = Field(description="By day and model, the oldest first.")
 
@@ -125,6 +144,7 @@ class AllUsage(BaseModel):
     by: list[str]
     since: str = Field(serialization_alias="from")
     until: str = Field(serialization_alias="to")
+    currency: str | None = Field(description="Of `cost`; null: none is configured.")
     data: list[Group]
 
 
@@ -136,6 +156,7 @@ class _Usage:
     # Returns the ID of the key that an ID or a name means, or raises UnknownKey.
     key_id: Callable[[str], Awaitable[str]]
     clock: Callable[[], float]
+    currency: Callable[[], str]
 
     async def own_usage(
         self,
@@ -150,12 +171,13 @@ class _Usage:
         first = today - timedelta(days=_days(days) - 1)
         month = today.replace(day=1)
         rows = await self._rows(("day", "model"), min(first, month), today, caller.id)
-        of_today = _sum(row for row in rows if row.day == today.isoformat())
-        of_month = _sum(row for row in rows if (row.day or "") >= month.isoformat())
+        of_today = [row for row in rows if row.day == today.isoformat()]
+        of_month = [row for row in rows if (row.day or "") >= month.isoformat()]
         return OwnUsage(
             key_id=caller.id,
-            today=of_today,
-            month=of_month,
+            today=_sum(of_today),
+            month=_sum(of_month),
+            currency=self.currency() or None,
             **_budgets(caller, today, of_today, of_month),
             owner=await self._owner_budgets(caller.owner, today),
             days=[
@@ -206,6 +228,7 @@ class _Usage:
             by=groups,
             since=first.isoformat(),
             until=last.isoformat(),
+            currency=self.currency() or None,
             data=[Group.of(row) for row in rows],
         )
 
@@ -213,11 +236,11 @@ class _Usage:
         return datetime.fromtimestamp(self.clock(), UTC).date()
 
     async def _owner_budgets(self, owner: BudgetOwner | None, today: date) -> OwnerBudgets | None:
-        if owner is None or (owner.daily_tokens, owner.monthly_tokens) == (None, None):
+        if owner is None or not owner.has_budget:
             return None
         rows = await self._rows(("day",), today.replace(day=1), today, None, owner.name)
-        of_today = _sum(row for row in rows if row.day == today.isoformat())
-        return OwnerBudgets(**_budgets(owner, today, of_today, _sum(rows)))
+        of_today = [row for row in rows if row.day == today.isoformat()]
+        return OwnerBudgets(**_budgets(owner, today, of_today, rows))
 
     async def _rows(
         self,
@@ -243,9 +266,10 @@ def usage_router(
     auditor: Callable[..., Any],
     key_id: Callable[[str], Awaitable[str]],
     clock: Callable[[], float] = time.time,
+    currency: Callable[[], str] = str,
 ) -> APIRouter:
     """Return the routes; `client` and `auditor` are dependencies that let a Caller in."""
-    router, usage = APIRouter(tags=["usage"]), _Usage(report, key_id, clock)
+    router, usage = APIRouter(tags=["usage"]), _Usage(report, key_id, clock, currency)
     router.get(
         "/v1/usage",
         dependencies=[Depends(client)],
@@ -305,23 +329,39 @@ def _sum(rows: Iterable[UsageRow]) -> Sums:
         total.reasoning_tokens += row.reasoning_tokens
         nano += row.cost_nano
     total.total_tokens = total.prompt_tokens + total.completion_tokens
-    total.cost = nano / 1e9
+    total.cost = amount_of(nano)
     return total
 
 
 def _budgets(
-    of: Caller | BudgetOwner, today: date, day: Sums, month: Sums
-) -> dict[str, Budget | None]:
-    """Return the budgets of a key or an owner; `day` and `month` have the tokens used."""
+    of: Caller | BudgetOwner, today: date, day: Sequence[UsageRow], month: Sequence[UsageRow]
+) -> dict[str, Budget | CostBudget | None]:
+    """Return the budgets of a key or an owner; `day` and `month` have what is used."""
     next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    tomorrow = today + timedelta(days=1)
     return {
-        "daily_budget": _budget(of.daily_tokens, day.total_tokens, today + timedelta(days=1)),
-        "monthly_budget": _budget(of.monthly_tokens, month.total_tokens, next_month),
+        "daily_budget": _budget(of.daily_tokens, day, tomorrow),
+        "monthly_budget": _budget(of.monthly_tokens, month, next_month),
+        "daily_cost_budget": _cost_budget(of.daily_cost_nano, day, tomorrow),
+        "monthly_cost_budget": _cost_budget(of.monthly_cost_nano, month, next_month),
     }
 
 
-def _budget(tokens: int | None, used: int, resets: date) -> Budget | None:
+def _budget(tokens: int | None, rows: Iterable[UsageRow], resets: date) -> Budget | None:
     if tokens is None:
         return None
+    used = _sum(rows).total_tokens
     left = max(tokens - used, 0)
     return Budget(tokens=tokens, used=used, left=left, resets_at=f"{resets}T00:00:00Z")
+
+
+def _cost_budget(nano: int | None, rows: Iterable[UsageRow], resets: date) -> CostBudget | None:
+    if nano is None:
+        return None
+    used = sum(row.cost_nano for row in rows)
+    return CostBudget(
+        cost=amount_of(nano),
+        used=amount_of(used),
+        left=amount_of(max(nano - used, 0)),
+        resets_at=f"{resets}T00:00:00Z",
+    )

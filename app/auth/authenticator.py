@@ -280,6 +280,8 @@ class Authenticator:
             weight=key.weight,
             daily_tokens=key.daily_tokens,
             monthly_tokens=key.monthly_tokens,
+            daily_cost_nano=key.daily_cost_nano,
+            monthly_cost_nano=key.monthly_cost_nano,
             fields=key.fields,
             may_load_models=key.may_load_models,
             owner_name=key.owner,

@@ -32,7 +32,8 @@ from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
 
 _SHOWN = (
     "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
-    "concurrent_requests", "daily_tokens", "monthly_tokens", "priority", "weight", "fields",
+    "concurrent_requests", "daily_tokens", "monthly_tokens", "daily_cost_nano",
+    "monthly_cost_nano", "priority", "weight", "fields",
     "may_load_models", "disabled", "created_ms", "expires_ms", "last_used_ms", "previous_until_ms",
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
@@ -317,6 +318,8 @@ def _owner(row: Row[Any]) -> Owner | None:
         LimitSettings(**limits),
         row.owners_daily_tokens,
         row.owners_monthly_tokens,
+        row.owners_daily_cost_nano,
+        row.owners_monthly_cost_nano,
     )
 
 

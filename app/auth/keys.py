@@ -36,6 +36,8 @@ class ApiKey:
     # None: no budget.
     daily_tokens: int | None
     monthly_tokens: int | None
+    daily_cost_nano: int | None
+    monthly_cost_nano: int | None
     priority: int
     weight: int
     fields: FieldSettings | None

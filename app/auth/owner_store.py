@@ -16,6 +16,7 @@ from sqlalchemy.engine import Row
 from app.auth.key_store import increment_revision
 from app.auth.keys import wall_ms
 from app.auth.validation import Name, OwnerFields, written
+from app.auth.views import shown_costs
 from app.database import AsyncConnection, Database
 from app.database.schema import api_keys, owners
 
@@ -38,6 +39,8 @@ class ShownOwner(BaseModel):
     concurrent_requests: int | None
     daily_tokens: int | None
     monthly_tokens: int | None
+    daily_cost: float | None = Field(description="In the currency of usage.currency.")
+    monthly_cost: float | None
     keys: int = Field(description="Keys that carry its name in `owner`.")
     created: str
 
@@ -45,7 +48,8 @@ class ShownOwner(BaseModel):
     def of(cls, row: Row[*tuple[Any, ...]]) -> Self:
         """Return an owner's row for display."""
         values = dict(row._mapping)
-        return cls.model_validate({**values, "created": written(values.pop("created_ms"))})
+        costs = shown_costs(values.pop("daily_cost_nano"), values.pop("monthly_cost_nano"))
+        return cls.model_validate({**values, **costs, "created": written(values.pop("created_ms"))})
 
 
 class ShownOwners(BaseModel):
@@ -96,14 +100,14 @@ class OwnerStore:
 
         Raises ValueError for an invalid name.
         """
-        return await self._put(checked_owner_name(name), fields.model_dump())
+        return await self._put(checked_owner_name(name), fields.columns())
 
     async def assign(self, name: str, fields: OwnerFields) -> tuple[ShownOwner, bool]:
         """Set the given limits and budgets of an owner; return whether it is new.
 
         Raises ValueError for an invalid name.
         """
-        return await self._put(checked_owner_name(name), _given(fields))
+        return await self._put(checked_owner_name(name), fields.given())
 
     async def change(self, name: str, fields: OwnerFields) -> ShownOwner:
         """Change the given fields of an owner. Raises UnknownOwner."""
@@ -111,7 +115,7 @@ class OwnerStore:
         async with self._database.write() as connection:
             await _touch_keys(connection, name)
             await _get(connection, name)
-            await _update(connection, name, _given(fields))
+            await _update(connection, name, fields.given())
             return await _get(connection, name)
 
     async def delete(self, name: str) -> None:
@@ -138,10 +142,6 @@ class OwnerStore:
             else:
                 await _update(connection, name, values)
             return await _get(connection, name), new
-
-
-def _given(fields: OwnerFields) -> dict[str, Any]:
-    return fields.model_dump(include=fields.model_fields_set)
 
 
 def _lookup_name(name: str) -> str:

@@ -48,6 +48,13 @@ class Owner:
     limits: LimitSettings
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
+    daily_cost_nano: int | None = None
+    monthly_cost_nano: int | None = None
+
+    @property
+    def has_budget(self) -> bool:
+        """True if the owner has a budget of its own."""
+        return _has_budget(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +68,11 @@ class Principal:
     models: Allowed = ALL_MODELS
     priority: int = DEFAULT_PRIORITY  # lower is served first, as in vLLM
     weight: int = DEFAULT_WEIGHT  # share among callers of one priority
-    # Budgets in tokens; None: no budget.
+    # Budgets in tokens, and in 1/1,000,000,000 of the currency; None: no budget.
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
+    daily_cost_nano: int | None = None
+    monthly_cost_nano: int | None = None
     fields: FieldSettings | None = None  # rules on request fields; None: none
     may_load_models: bool = False  # may load and unload the models that it may use
     owner_name: str = ""  # a label that several keys may share
@@ -72,10 +81,8 @@ class Principal:
     has_budget: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        budgets = [self.daily_tokens, self.monthly_tokens]
-        if self.owner is not None:
-            budgets += [self.owner.daily_tokens, self.owner.monthly_tokens]
-        object.__setattr__(self, "has_budget", any(one is not None for one in budgets))
+        shared = self.owner is not None and self.owner.has_budget
+        object.__setattr__(self, "has_budget", shared or _has_budget(self))
 
     def allows(self, model: str) -> bool:
         """Return whether the caller may use a model, given its canonical name.
@@ -84,6 +91,15 @@ class Principal:
         another alias.
         """
         return model in self.models.names or model.startswith(self.models.prefixes)
+
+
+def _has_budget(holder: Owner | Principal) -> bool:
+    return (
+        holder.daily_tokens is not None
+        or holder.monthly_tokens is not None
+        or holder.daily_cost_nano is not None
+        or holder.monthly_cost_nano is not None
+    )
 
 
 # Stands for the caller of a request until it is authenticated; may use no model.

@@ -2,11 +2,13 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.auth.principal import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Role
+from app.money import MAX_AMOUNT, nano_of, parse_amount
 from app.settings import FieldSettings
 
 MAX_LIMIT = 10**9
@@ -80,6 +82,12 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_
 Pattern = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_pattern)]
 Limit = Annotated[int, Field(strict=True, ge=0, le=MAX_LIMIT)]
 Budget = Annotated[int, Field(strict=True, ge=0, le=MAX_BUDGET)]
+CostBudget = Annotated[
+    Decimal,
+    BeforeValidator(
+        parse_amount, json_schema_input_type=Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
+    ),
+]
 Expiry = Annotated[
     datetime | None,
     BeforeValidator(moment, json_schema_input_type=str | None),
@@ -106,6 +114,12 @@ class KeyChanges(BaseModel):
     daily_tokens: Budget | None = Field(None, description="Tokens a day (UTC); null: no budget.")
     monthly_tokens: Budget | None = Field(
         None, description="Tokens a month (UTC); null: no budget."
+    )
+    daily_cost: CostBudget | None = Field(
+        None, description="Money a day (UTC), in usage.currency; null: no budget."
+    )
+    monthly_cost: CostBudget | None = Field(
+        None, description="Money a month (UTC), in usage.currency; null: no budget."
     )
     priority: int = Field(
         DEFAULT_PRIORITY, strict=True, ge=-100, le=100, description="Lower values are served first."
@@ -148,6 +162,15 @@ def _columns(fields: dict[str, Any]) -> dict[str, Any]:
     if "expires" in fields:
         expires = fields.pop("expires")
         fields["expires_ms"] = None if expires is None else milliseconds(expires)
+    return _cost_columns(fields)
+
+
+def _cost_columns(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with budgets in money by the names and in the unit of the tables."""
+    for name in ("daily_cost", "monthly_cost"):
+        if name in fields:
+            amount = fields.pop(name)
+            fields[f"{name}_nano"] = None if amount is None else nano_of(amount)
     return fields
 
 
@@ -165,6 +188,20 @@ class OwnerFields(BaseModel):
     monthly_tokens: Budget | None = Field(
         None, description="Tokens a month (UTC); null: no budget."
     )
+    daily_cost: CostBudget | None = Field(
+        None, description="Money a day (UTC), in usage.currency; null: no budget."
+    )
+    monthly_cost: CostBudget | None = Field(
+        None, description="Money a month (UTC), in usage.currency; null: no budget."
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Return the given fields by the names of the table's columns."""
+        return _cost_columns(self.model_dump(include=self.model_fields_set))
+
+    def columns(self) -> dict[str, Any]:
+        """Return every field by the names of the table's columns."""
+        return _cost_columns(self.model_dump())
 
 
 class Rotation(BaseModel):

@@ -12,6 +12,7 @@ from app.auth.key_format import NewKey
 from app.auth.keys import ApiKey, Page, wall_ms
 from app.auth.principal import Role
 from app.auth.validation import written
+from app.money import amount_of
 from app.settings import FieldSettings, LimitSettings
 
 
@@ -26,6 +27,8 @@ class ShownKey(BaseModel):
     concurrent_requests: int | None
     daily_tokens: int | None
     monthly_tokens: int | None
+    daily_cost: float | None = Field(description="In the currency of usage.currency.")
+    monthly_cost: float | None
     priority: int
     weight: int
     fields: FieldSettings | None
@@ -69,9 +72,18 @@ class ShownPage(BaseModel):
         return cls(data=[ShownKey.of(key, default) for key in page.keys], has_more=page.more)
 
 
+def shown_costs(daily_nano: int | None, monthly_nano: int | None) -> dict[str, float | None]:
+    """Return budgets in money for display."""
+    return {
+        "daily_cost": None if daily_nano is None else amount_of(daily_nano),
+        "monthly_cost": None if monthly_nano is None else amount_of(monthly_nano),
+    }
+
+
 def _fields(key: ApiKey, default: LimitSettings) -> dict[str, object]:
     previous_ms = key.previous_until_ms
     shown = {
+        **shown_costs(key.daily_cost_nano, key.monthly_cost_nano),
         "created": written(key.created_ms),
         "expires": written(key.expires_ms),
         "last_used": written(key.last_used_ms),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from json import loads
 
 from app.cli.faults import complain, fail
@@ -17,6 +18,16 @@ def parse_number(name: str, text: str, unset: str) -> int | None:
         return int(text)
     except ValueError:
         fail(f"{name}: must be a whole number or `{unset}`")
+
+
+def parse_money(name: str, text: str | None) -> Decimal | None:
+    """Return an amount of money; None for `none`, and where there is no text."""
+    if text is None or text == "none":
+        return None
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        fail(f"{name}: must be an amount of money such as 12.50, or `none`")
 
 
 def parse_expiry(text: str) -> str:

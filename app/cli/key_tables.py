@@ -6,6 +6,7 @@ from json import dumps
 from typing import TYPE_CHECKING
 
 from app.cli.output import Column, print_fields, print_table
+from app.money import amount_text
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
     from app.auth import ShownKey
@@ -42,6 +43,8 @@ def _rows(key: "ShownKey") -> Iterator[tuple[str, str]]:
             yield name, _limit(key, name)
         elif value is None:
             yield name, "-"
+        elif isinstance(value, float):
+            yield name, amount_text(value)
         elif isinstance(value, dict):
             yield name, dumps({rule: given for rule, given in value.items() if given})
         else:

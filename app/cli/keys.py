@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from app.cli.faults import fail
-from app.cli.key_options import parse_expiry, parse_json, parse_number, resolve_models
+from app.cli.key_options import parse_expiry, parse_json, parse_money, parse_number, resolve_models
 from app.cli.key_tables import print_key, print_keys
 from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
 from app.cli.store import run_with_store, store_faults
@@ -31,6 +31,11 @@ SetLimit = Annotated[
     str | None, typer.Option(help="0 allows nothing; `default`: the configured limit.")
 ]
 SetBudget = Annotated[str | None, typer.Option(help="Number of tokens, or `none`.")]
+NewCost = Annotated[
+    str | None,
+    typer.Option(help="Budget in money per UTC day or month, such as 12.50; default: none."),
+]
+SetCost = Annotated[str | None, typer.Option(help="Amount of money, such as 12.50, or `none`.")]
 OwnerOption = typer.Option(help="Person or team that the key belongs to.")
 PriorityOption = typer.Option(help="Priority in queues, -100 to 100; lower is served first.")
 WeightOption = typer.Option(help="Share of a queue within its priority, 1 to 1000.")
@@ -58,6 +63,8 @@ def create(
     monthly_tokens: Annotated[
         int | None, typer.Option(help="Token budget per UTC month; default: none.")
     ] = None,
+    daily_cost: NewCost = None,
+    monthly_cost: NewCost = None,
     priority: Annotated[int, PriorityOption] = 0,
     weight: Annotated[int, WeightOption] = 1,
     expires: Annotated[
@@ -92,6 +99,8 @@ def create(
                 "concurrent_requests": concurrent_requests,
                 "daily_tokens": daily_tokens,
                 "monthly_tokens": monthly_tokens,
+                "daily_cost": parse_money("daily_cost", daily_cost),
+                "monthly_cost": parse_money("monthly_cost", monthly_cost),
                 "priority": priority,
                 "weight": weight,
                 "expires": None if expires is None else parse_expiry(expires),
@@ -155,6 +164,8 @@ def update(
     concurrent_requests: SetLimit = None,
     daily_tokens: SetBudget = None,
     monthly_tokens: SetBudget = None,
+    daily_cost: SetCost = None,
+    monthly_cost: SetCost = None,
     priority: Annotated[int | None, PriorityOption] = None,
     weight: Annotated[int | None, WeightOption] = None,
     expires: Annotated[
@@ -177,6 +188,7 @@ def update(
         "concurrent_requests": concurrent_requests,
     }
     budgets = {"daily_tokens": daily_tokens, "monthly_tokens": monthly_tokens}
+    costs = {"daily_cost": daily_cost, "monthly_cost": monthly_cost}
     plain = {
         "name": name,
         "owner": owner,
@@ -191,6 +203,7 @@ def update(
         given: dict[str, object] = {n: v for n, v in plain.items() if v is not None}
         given |= {n: parse_number(n, v, "default") for n, v in limits.items() if v is not None}
         given |= {n: parse_number(n, v, "none") for n, v in budgets.items() if v is not None}
+        given |= {n: parse_money(n, v) for n, v in costs.items() if v is not None}
         if expires is not None:
             given["expires"] = None if expires == "never" else parse_expiry(expires)
         if fields is not None:

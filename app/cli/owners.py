@@ -5,17 +5,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.faults import fail
-from app.cli.key_options import parse_number
+from app.cli.key_options import parse_money, parse_number
 from app.cli.key_tables import LIMITS
 from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
 from app.cli.output import Column, print_fields, print_table
 from app.cli.store import run_with_store, store_faults
+from app.money import amount_text
 from app.settings import load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
     from app.auth import ShownOwner
 
-HEADS = {"keys": "keys", **LIMITS, "daily_tokens": "tokens/day", "monthly_tokens": "tokens/month"}
+HEADS = {
+    "keys": "keys",
+    **LIMITS,
+    "daily_tokens": "tokens/day",
+    "monthly_tokens": "tokens/month",
+    "daily_cost": "cost/day",
+    "monthly_cost": "cost/month",
+}
 
 owners = typer.Typer(help="Set limits and budgets of owners.", no_args_is_help=True)
 
@@ -26,6 +34,12 @@ SetLimit = Annotated[
 ]
 SetBudget = Annotated[
     str | None, typer.Option(help="Token budget of all its keys together; `none` removes it.")
+]
+SetCost = Annotated[
+    str | None,
+    typer.Option(
+        help="Budget in money of all its keys together, such as 12.50; `none` removes it."
+    ),
 ]
 
 
@@ -74,6 +88,8 @@ def set_owner(
     concurrent_requests: SetLimit = None,
     daily_tokens: SetBudget = None,
     monthly_tokens: SetBudget = None,
+    daily_cost: SetCost = None,
+    monthly_cost: SetCost = None,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -88,7 +104,11 @@ def set_owner(
     with store_faults():
         from app.auth import OwnerFields, OwnerStore, checked_owner_name
 
-        values = {n: parse_number(n, text, "none") for n, text in given.items() if text is not None}
+        values: dict[str, object] = {
+            n: parse_number(n, text, "none") for n, text in given.items() if text is not None
+        }
+        costs = {"daily_cost": daily_cost, "monthly_cost": monthly_cost}
+        values |= {n: parse_money(n, text) for n, text in costs.items() if text is not None}
         fields = OwnerFields.model_validate(values)
         try:
             checked_owner_name(name)
@@ -118,4 +138,6 @@ def _print(owner: "ShownOwner", json: bool) -> None:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else str(value)
+    if value is None:
+        return "-"
+    return amount_text(value) if isinstance(value, float) else str(value)

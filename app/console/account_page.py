@@ -38,6 +38,10 @@ class Budgeted(Protocol):
     def daily_tokens(self) -> int | None: ...
     @property
     def monthly_tokens(self) -> int | None: ...
+    @property
+    def daily_cost_nano(self) -> int | None: ...
+    @property
+    def monthly_cost_nano(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Level:
     what: str
     used: int
     most: int
-    unit: str
+    unit: str  # empty: the numbers are nano of the currency
     note: str = ""
 
 
@@ -109,7 +113,7 @@ class AccountPages:
 
     async def _owner_budgets(self, principal: Principal, today: date) -> list[Level]:
         owner = principal.owner
-        if owner is None or (owner.daily_tokens, owner.monthly_tokens) == (None, None):
+        if owner is None or not owner.has_budget:
             return []
         rows = await usage_report(
             self.database, ("day",), today.replace(day=1), today, owner=owner.name
@@ -132,22 +136,21 @@ def budget_levels(whose: str, of: Budgeted, rows: Sequence[UsageRow], today: dat
     """Return the budgets of a key or an owner; `rows` have its days since the month's first."""
     tomorrow = today + timedelta(days=1)
     next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+    month = today.replace(day=1)
     spans = (
-        ("Tokens a day", of.daily_tokens, today, tomorrow),
-        ("Tokens a month", of.monthly_tokens, today.replace(day=1), next_month),
+        ("Tokens a day", of.daily_tokens, today, tomorrow, "tokens"),
+        ("Tokens a month", of.monthly_tokens, month, next_month, "tokens"),
+        ("Cost a day", of.daily_cost_nano, today, tomorrow, ""),
+        ("Cost a month", of.monthly_cost_nano, month, next_month, ""),
     )
-    return [
-        Level(
-            whose,
-            what,
-            totals_of(days_of(rows, since)).tokens,
-            most,
-            "tokens",
-            f"begins anew on {until} at 00:00 UTC",
-        )
-        for what, most, since, until in spans
-        if most is not None
-    ]
+    levels = []
+    for what, most, since, until, unit in spans:
+        if most is not None:
+            totals = totals_of(days_of(rows, since))
+            used = totals.tokens if unit else totals.cost_nano
+            note = f"begins anew on {until} at 00:00 UTC"
+            levels.append(Level(whose, what, used, most, unit, note))
+    return levels
 
 
 def account_pages(pages: AccountPages) -> APIRouter:

@@ -63,7 +63,7 @@ class Console:
     unused: UnusedServers
     # Number of gateways that share engines; None: load is not shared.
     gateways: Callable[[], int | None]
-    _renderer: Renderer = field(init=False, default_factory=Renderer)
+    _renderer: Renderer = field(init=False)
     _sign_in: SignIn = field(init=False)
     _views: FleetViews = field(init=False)
     _history: History = field(init=False)
@@ -72,6 +72,7 @@ class Console:
     _sampling: asyncio.Task[None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self._renderer = Renderer(lambda: self.settings().usage.currency or "")
         self._sign_in = SignIn(self.authenticator, self.secret)
         self._views = FleetViews(
             catalogue=self.catalogue,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Form, Request, Response
@@ -15,6 +15,7 @@ from app.console.page_routes import page_router, require
 from app.console.rendering import HEADERS, Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
+from app.money import MAX_AMOUNT, PLACES
 from app.routing import Catalogue
 
 # Rows of a page, which are rendered at once.
@@ -23,13 +24,26 @@ KEYS = f"{CONSOLE}/keys"
 OWNERS = f"{KEYS}/owners"
 # Models that a form lists as examples.
 _MODELS = 100
-# The number fields of keys and owners: their name in the API, and their label.
+
+
+class NumberField(NamedTuple):
+    """A number of a key or an owner in a form."""
+
+    name: str  # in the API
+    label: str
+    unset: str = "default"  # what an empty field means for a key
+    most: int = 10**9
+    step: str = "1"
+
+
 LIMITS = (
-    ("requests_per_minute", "Requests per minute"),
-    ("tokens_per_minute", "Tokens per minute"),
-    ("concurrent_requests", "Requests at once"),
-    ("daily_tokens", "Tokens a day"),
-    ("monthly_tokens", "Tokens a month"),
+    NumberField("requests_per_minute", "Requests per minute"),
+    NumberField("tokens_per_minute", "Tokens per minute"),
+    NumberField("concurrent_requests", "Requests at once"),
+    NumberField("daily_tokens", "Tokens a day", "none", 10**15),
+    NumberField("monthly_tokens", "Tokens a month", "none", 10**15),
+    NumberField("daily_cost", "Cost a day", "none", MAX_AMOUNT, f"{10**-PLACES:f}"),
+    NumberField("monthly_cost", "Cost a month", "none", MAX_AMOUNT, f"{10**-PLACES:f}"),
 )
 
 

@@ -13,6 +13,7 @@ from app.api import Right
 from app.console.formats import FILTERS
 from app.console.visitor import CONSOLE, Visitor, pages_of
 from app.errors import GatewayError
+from app.money import amount_text, money_text
 
 _Rendered = TypeVar("_Rendered")
 
@@ -39,7 +40,8 @@ HEADERS = {
 class Renderer:
     """Renders templates, which `load` has compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, currency: Callable[[], str] = str) -> None:
+        """`currency` returns the one of all amounts of money; empty: none is configured."""
         self._environment = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -62,6 +64,9 @@ class Renderer:
             "Right": Right,
         }
         self._environment.filters |= FILTERS
+        # Of nano of the currency, and of an amount of the API.
+        self._environment.filters["money"] = lambda nano: money_text(nano, currency())
+        self._environment.filters["amount"] = lambda amount: amount_text(amount, currency())
         self._loading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 

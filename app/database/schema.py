@@ -48,6 +48,9 @@ api_keys = Table(
     # Budgets in tokens: null is no budget.
     Column("daily_tokens", BigInteger, nullable=True),
     Column("monthly_tokens", BigInteger, nullable=True),
+    # Budgets in money, in 1/1,000,000,000 of the currency: null is no budget.
+    Column("daily_cost_nano", BigInteger, nullable=True),
+    Column("monthly_cost_nano", BigInteger, nullable=True),
     Column("priority", Integer, nullable=False),  # lower goes first, as in vLLM
     Column("weight", Integer, nullable=False),  # share among keys of one priority
     # Rules on request fields, as the configuration's models have them; null: none.
@@ -79,6 +82,8 @@ owners = Table(
     Column("concurrent_requests", Integer, nullable=True),
     Column("daily_tokens", BigInteger, nullable=True),
     Column("monthly_tokens", BigInteger, nullable=True),
+    Column("daily_cost_nano", BigInteger, nullable=True),
+    Column("monthly_cost_nano", BigInteger, nullable=True),
     Column("created_ms", BigInteger, nullable=False),
 )
 
@@ -180,6 +185,9 @@ budget_alerts = Table(
     Column("budget", BigInteger, primary_key=True),  # a budget that was changed is another
     # The share in thousandths; 0: a request was refused.
     Column("permille", Integer, primary_key=True, autoincrement=False),
+    # What `budget` and `used` count: tokens, or cost in 1/1,000,000,000 of the currency. The
+    # default is for gateways of the previous version, which keep writing during an upgrade.
+    Column("measure", String(8), primary_key=True, server_default="tokens"),
     Column("id", String(64), nullable=False),  # the webhook-id, the same in every attempt
     Column("used", BigInteger, nullable=False),
     Column("at_ms", BigInteger, nullable=False),

@@ -34,6 +34,11 @@ class Reservation:
         self._cached_weight = cached_weight
         self._fallback: LimitDecision | None = None
 
+    @property
+    def budget(self) -> BudgetReservation | None:
+        """What is reserved of budgets; None: the key has none."""
+        return self._budget
+
     def attach(self, fallback: LimitDecision) -> None:
         """Settle also a fallback's decision, in place of the previous fallback's.
 
@@ -41,15 +46,18 @@ class Reservation:
         """
         self._fallback = fallback
 
-    def settle(self, usage: Usage) -> None:
-        """Settle on real usage: limits weigh cached tokens, a budget counts them in full."""
+    def settle(self, usage: Usage, model: str) -> None:
+        """Settle on a model's real usage: limits weigh cached tokens, budgets count them in full.
+
+        A budget in money counts each kind of token at the model's price.
+        """
         uncached = usage.prompt - usage.cached + usage.completion
         tokens = uncached + self._cached_weight * usage.cached
         self._decision.settle(tokens)
         if self._fallback is not None:
             self._fallback.settle(tokens)
         if self._budget is not None:
-            self._budget.settle(usage.prompt + usage.completion)
+            self._budget.settle(usage, model)
 
     def settle_as_reserved(self) -> None:
         """Keep what was reserved of limits as what the request used."""

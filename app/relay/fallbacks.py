@@ -148,13 +148,19 @@ class Fallback:
         return True
 
     async def _serve_fallback(self, body: ParsedBody, model: Model) -> None:
-        """Serve by a fallback, within its own limits. Raises CANNOT_SERVE.
+        """Serve by a fallback, within its own limits and at its own price. Raises CANNOT_SERVE.
 
         What the request holds of the caller's limits and of the requested model's stays.
         """
         services, request = self._services, self._request
         plan = plan_request(services, request, body, model)
         tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
+        if (budget := self._model_request.reservation.budget) is not None:
+            cost, bound = plan.cost, request.output_bound
+            output = cost.output if bound is None else bound * cost.answers
+            services.budgets.cover(
+                budget, cost.most_prompt + output, prompt=cost.most_prompt, model=model.name
+            )
         limits = LimitRequest(request.principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
             self._model_request.reservation.attach(decision)

@@ -212,7 +212,7 @@ class ModelRequest:
             return
         request.usage = usage = billed_usage(plan, result, canceled=canceled)
         if usage is not None:
-            self.reservation.settle(usage)
+            self.reservation.settle(usage, plan.model.name)
 
 
 def plan_request(

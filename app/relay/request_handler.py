@@ -153,7 +153,7 @@ async def _count_request(services: RelayServices, request: RequestContext) -> Li
 async def _reserve_budget(
     services: RelayServices, request: RequestContext, plan: BodyPlan
 ) -> BudgetReservation:
-    """Reserve tokens of the key's and its owner's budgets.
+    """Reserve the most that a request can use of the key's and its owner's budgets.
 
     Sets `request.output_bound` for a request without an output limit. Raises QuotaUsedUp and
     ServiceUnavailable.
@@ -161,9 +161,8 @@ async def _reserve_budget(
     cost, principal = plan.cost, request.principal
     elastic = plan.elastic_tokens(request.endpoint.label)
     budget = await services.budgets.reserve(
-        principal.id, principal.daily_tokens, principal.monthly_tokens, cost.most_tokens, elastic,
-        principal.owner,
-    )  # fmt: skip
+        principal, cost.most_tokens, elastic, prompt=cost.most_prompt, model=plan.model.name
+    )
     if elastic is not None:
         request.output_bound = (budget.tokens - cost.most_prompt) // cost.answers
     return budget

@@ -48,7 +48,7 @@ class Adjustable:
         self.services.body_memory.bounds = memory_bounds(settings)
         self.authenticator.replace(settings.api_keys, settings.admin_key, settings.limits.default)
         self.levels.replace(settings.logs)
-        self.ledger.reprice({}, settings.usage.retention_days)
+        self.ledger.reprice({}, settings.usage.retention_days, settings.usage.currency)
 
 
 class Applier:
@@ -141,8 +141,9 @@ class Applier:
         return aliases == change.new.aliases
 
     def _reprice(self, models: Sequence[ModelSettings]) -> None:
-        days = self._in_force.settings.usage.retention_days
-        self._adjustable.ledger.reprice({model.name: model.price for model in models}, days)
+        usage = self._in_force.settings.usage
+        prices = {model.name: model.price for model in models}
+        self._adjustable.ledger.reprice(prices, usage.retention_days, usage.currency)
 
     def _owners(self) -> dict[str, str]:
         """Return the names and aliases of all models, each with its model."""

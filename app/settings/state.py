@@ -127,3 +127,10 @@ class UsageSettings(SpecModel):
         ge=1,
         description="Days that the record of each request is kept. Daily totals are never deleted.",
     )
+    currency: str | None = Field(
+        None,
+        pattern=r"^[A-Z]{3}$",
+        description="Currency of models[].price and of budgets in money, by its ISO 4217 code, "
+        "such as EUR. It is only shown: nothing is converted. Default: amounts are shown without a "
+        "currency.",
+    )

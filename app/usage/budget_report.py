@@ -13,13 +13,17 @@ from sqlalchemy.sql import Select
 
 from app.database import Database, Lane
 from app.database.schema import api_keys, owners
+from app.money import NANO
 from app.usage.spending import BudgetSubject
-from app.usage.statements import ACCOUNT_COLUMNS
+from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUse:
-    """The budgets of a key or an owner, in tokens, and what is used of them. None: no budget."""
+    """The budgets of a key or an owner, and what is used of them. None: no budget.
+
+    In tokens, and in nano of the currency.
+    """
 
     subject: BudgetSubject
     id: str  # of the key; an owner's is its name
@@ -28,11 +32,20 @@ class BudgetUse:
     monthly: int | None
     used_today: int
     used_this_month: int
+    daily_cost_nano: int | None = None
+    monthly_cost_nano: int | None = None
+    cost_today_nano: int = 0
+    cost_this_month_nano: int = 0
 
     @property
     def share(self) -> float:
         """The used part of the tighter budget, above 1 if it is overshot."""
-        used = ((self.used_today, self.daily), (self.used_this_month, self.monthly))
+        used = (
+            (self.used_today, self.daily),
+            (self.used_this_month, self.monthly),
+            (self.cost_today_nano, self.daily_cost_nano),
+            (self.cost_this_month_nano, self.monthly_cost_nano),
+        )
         return max(
             (spent / budget if budget else 1.0 for spent, budget in used if budget is not None),
             default=0.0,
@@ -53,9 +66,16 @@ async def budget_report(database: Database, today: date, limit: int) -> list[Bud
     found: list[BudgetUse] = []
     async with database.read(Lane.REPORTS) as connection:
         for subject, query in queries.items():
-            for id_, name, daily, monthly, of_today, of_month in await connection.execute(
-                query.limit(limit)
-            ):
+            for (
+                id_,
+                name,
+                daily,
+                monthly,
+                daily_cost,
+                monthly_cost,
+                *used,
+            ) in await connection.execute(query.limit(limit)):
+                today_, month, *costs = (int(one or 0) for one in used)
                 found.append(
                     BudgetUse(
                         subject=subject,
@@ -63,8 +83,12 @@ async def budget_report(database: Database, today: date, limit: int) -> list[Bud
                         name=name,
                         daily=daily,
                         monthly=monthly,
-                        used_today=int(of_today or 0),
-                        used_this_month=int(of_month or 0),
+                        used_today=today_,
+                        used_this_month=month,
+                        daily_cost_nano=daily_cost,
+                        monthly_cost_nano=monthly_cost,
+                        cost_today_nano=costs[0] * NANO + costs[1],
+                        cost_this_month_nano=costs[2] * NANO + costs[3],
                     )
                 )
     return sorted(found, key=lambda one: (-one.share, one.name))
@@ -76,22 +100,30 @@ def _query(subject: BudgetSubject, today: date, id_: Any, name: Any) -> Select[A
     sums, table = account.table, id_.table
     tokens = sums.c.prompt_tokens + sums.c.completion_tokens
     last = today.isoformat()
+    of_today = case((sums.c.day == last, 1), else_=0)
     spent = (
         select(
             account.label("account"),
-            func.sum(case((sums.c.day == last, tokens), else_=0)).label("of_today"),
+            func.sum(tokens * of_today).label("of_today"),
             func.sum(tokens).label("of_month"),
+            *cost_sums(sums.c.cost_nano * of_today, "today"),
+            *cost_sums(sums.c.cost_nano),
         )
         .where(sums.c.day.between(today.replace(day=1).isoformat(), last))
         .group_by(account)
         .subquery()
     )
+    budgets = [
+        table.c[name]
+        for name in ("daily_tokens", "monthly_tokens", "daily_cost_nano", "monthly_cost_nano")
+    ]
     return (
         select(
-            id_, name, table.c.daily_tokens, table.c.monthly_tokens,
-            spent.c.of_today, spent.c.of_month,
+            id_, name, *budgets,
+            spent.c.of_today, spent.c.of_month, spent.c.today_whole, spent.c.today_part,
+            spent.c.cost_whole, spent.c.cost_part,
         )
         .select_from(table.outerjoin(spent, spent.c.account == id_))
-        .where(or_(table.c.daily_tokens.is_not(None), table.c.monthly_tokens.is_not(None)))
+        .where(or_(*(budget.is_not(None) for budget in budgets)))
         .order_by(spent.c.of_month.desc().nulls_last(), id_)
     )  # fmt: skip

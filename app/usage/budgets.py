@@ -1,12 +1,16 @@
-"""Token budgets of keys and owners per UTC day and month, across all gateways of a database.
+"""Budgets of keys and owners per UTC day and month, across all gateways of a database.
 
-Prompt tokens, cached or not, and completion tokens count. Spending of this gateway counts at once;
-that of other gateways after the next read of the database, at most STALE_S and the delay of a batch
-later: by that much a budget can be overshot. While the database is down, keys in use continue with
-the last known sums.
+A budget is in tokens, where prompt tokens, cached or not, and completion tokens count, or in money,
+by the prices of the models. A request reserves the most that it can use, at the highest price of a
+prompt token, cached or not; its real usage replaces that at the end.
 
-A request of a key whose owner has a budget too is reserved in both accounts or in neither: between
-the check of the first and the reservation in the last nothing is awaited.
+Spending of this gateway counts at once; that of other gateways after the next read of the database,
+at most STALE_S and the delay of a batch later: by that much a budget can be overshot. While the
+database is down, keys in use continue with the last known sums.
+
+A request of a key whose owner has a budget too is reserved in both accounts or in neither, and so
+is a request in budgets of both kinds: between the first check and the last reservation nothing is
+awaited.
 """
 
 import asyncio
@@ -14,7 +18,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -24,20 +28,25 @@ from sqlalchemy import Select, case, func, select
 from app.database import Database, DatabaseError
 from app.deadline import deadline
 from app.errors import ServiceUnavailable
+from app.money import NANO
+from app.telemetry import Tokens
 from app.usage.ledger import Ledger
-from app.usage.records import UsageRecord, batch_of, day_of, storable, tokens_of
+from app.usage.records import Price, UsageRecord, batch_of, day_of, storable, tokens_of
 from app.usage.spending import (
+    MEASURES,
     BudgetSubject,
     DatabaseSums,
+    Measure,
     Period,
     Spending,
+    Words,
     elastic_share,
     exceeded_periods,
     longer_refusal,
     refusal,
-    remaining_tokens,
+    remaining,
 )
-from app.usage.statements import ACCOUNT_COLUMNS
+from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
 
 log = logging.getLogger(__name__)
 
@@ -56,71 +65,120 @@ NEARLY = 0.9
 READ_BATCH = 500
 
 
-class BudgetOwner(Protocol):
+class BudgetHolder(Protocol):
+    """The budgets of a key or an owner, in tokens and in nano of the currency; None: no budget."""
+
+    @property
+    def daily_tokens(self) -> int | None: ...
+    @property
+    def monthly_tokens(self) -> int | None: ...
+    @property
+    def daily_cost_nano(self) -> int | None: ...
+    @property
+    def monthly_cost_nano(self) -> int | None: ...
+
+
+class BudgetOwner(BudgetHolder, Protocol):
     """The owner of a key, whose budgets all its keys share."""
 
     @property
     def name(self) -> str: ...
     @property
-    def daily_tokens(self) -> int | None: ...
+    def has_budget(self) -> bool: ...
+
+
+class BudgetKey(BudgetHolder, Protocol):
+    """A key, and its owner with a record."""
+
     @property
-    def monthly_tokens(self) -> int | None: ...
+    def id(self) -> str: ...
+    @property
+    def owner(self) -> BudgetOwner | None: ...
 
 
 class SpendingListener(Protocol):
     """Receives events of accounts with a budget. Its methods return at once."""
 
     def spent(self, account: "BudgetAccount", batch: int, day: str) -> None:
-        """An account spent tokens on a day, which are written with a batch."""
+        """An account spent something on a day, which is written with a batch."""
 
-    def refused(self, account: "BudgetAccount", period: Period, day: str) -> None:
+    def refused(self, account: "BudgetAccount", measure: Measure, period: Period, day: str) -> None:
         """A request was refused on a day because of earlier spending."""
 
 
 class BudgetAccount:
     """The spending and the budgets of a key or an owner in use."""
 
-    __slots__ = (
-        "daily", "monthly", "name", "read_at", "reading", "spending", "subject", "used_at",
-    )  # fmt: skip
+    __slots__ = ("holder", "name", "read_at", "reading", "spending", "subject", "used_at")
 
-    def __init__(self, subject: BudgetSubject, name: str) -> None:
+    def __init__(self, subject: BudgetSubject, name: str, holder: BudgetHolder) -> None:
         self.subject = subject
         self.name = name
-        self.spending = Spending()
-        self.daily: int | None = None  # budgets as of the last use
-        self.monthly: int | None = None
+        self.spending: dict[Measure, Spending] = {"tokens": Spending(), "cost": Spending()}
+        self.holder = holder  # its budgets as of the last use
         self.used_at = 0.0
         self.read_at = -math.inf
         self.reading: asyncio.Future[None] | None = None  # done when a read ends, also if it fails
 
+    @property
+    def known(self) -> bool:
+        """True once the database has been read."""
+        return self.spending["tokens"].known
+
+    @property
+    def held(self) -> bool:
+        """True while something is reserved."""
+        return any(one.held for one in self.spending.values())
+
+    def budgets(self, measure: Measure) -> tuple[int | None, int | None]:
+        """Return the daily and the monthly budget; None: there is none."""
+        holder = self.holder
+        if measure == "tokens":
+            return holder.daily_tokens, holder.monthly_tokens
+        return holder.daily_cost_nano, holder.monthly_cost_nano
+
+    def count(self, batch: int, day: str, usage: Tokens | None, price: Price | None) -> None:
+        """Count the usage of a request that is written with a batch."""
+        self.spending["tokens"].record(batch, day, tokens_of(usage))
+        if price is not None and usage is not None:
+            self.spending["cost"].record(batch, day, price.cost(usage))
+
 
 class BudgetReservation:
-    """The tokens reserved for a request in each of its accounts, until the context exits.
+    """What is reserved for a request in each of its accounts, until the context exits.
 
     The ledger counts a request from its record on. So exit the context and add the record in the
     same turn of the event loop, in any order: then the request is counted exactly once.
     """
 
-    __slots__ = ("_exited", "_spendings", "_tokens")
+    __slots__ = ("_exited", "_price_of", "accounts", "cost", "tokens")
 
-    def __init__(self, spendings: Iterable[Spending], tokens: int) -> None:
-        self._spendings = tuple(spendings)
-        self._tokens = 0
+    def __init__(
+        self,
+        accounts: Sequence[BudgetAccount],
+        price_of: Callable[[str], Price | None],
+        tokens: int,
+        cost: int,
+    ) -> None:
+        self.accounts = accounts
+        self.tokens = 0
+        self.cost = 0
+        self._price_of = price_of
         self._exited = False
-        self.settle(tokens)
+        self.hold(tokens, cost)
 
-    @property
-    def tokens(self) -> int:
-        """Number of reserved tokens."""
-        return self._tokens
-
-    def settle(self, tokens: int) -> None:
-        """Replace the reserved tokens by the used ones."""
+    def hold(self, tokens: int, cost: int) -> None:
+        """Replace what is reserved."""
         if not self._exited:
-            for spending in self._spendings:
-                spending.held += tokens - self._tokens
-            self._tokens = tokens
+            for account in self.accounts:
+                account.spending["tokens"].held += tokens - self.tokens
+                account.spending["cost"].held += cost - self.cost
+            self.tokens, self.cost = tokens, cost
+
+    def settle(self, usage: Tokens, model: str) -> None:
+        """Replace what is reserved by what a model was used for."""
+        price = self._price_of(model)
+        self.hold(tokens_of(usage), 0 if price is None else price.cost(usage))
 
     def __enter__(self) -> Self:
         return self
@@ -131,12 +189,12 @@ class BudgetReservation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.settle(0)
+        self.hold(0, 0)
         self._exited = True
 
 
 class Budgets:
-    """Reserves tokens of keys and owners that have a budget."""
+    """Reserves tokens and money of keys and owners that have a budget."""
 
     def __init__(
         self,
@@ -159,60 +217,106 @@ class Budgets:
 
     async def reserve(
         self,
-        key_id: str,
-        daily: int | None,
-        monthly: int | None,
+        key: BudgetKey,
         tokens: int,
         elastic: tuple[int, int] | None = None,
-        owner: BudgetOwner | None = None,
+        *,
+        prompt: int = 0,
+        model: str = "",
     ) -> BudgetReservation:
-        """Reserve tokens in the budgets of a key and its owner; exit the returned context.
+        """Reserve in the budgets of a key and its owner; exit the returned context.
 
-        None is no budget. `elastic` is for a request without a token limit: the least and the most
-        tokens that it can use. It reserves a share of what is left, or `tokens` if that is less
-        (`elastic_share`). Raises QuotaUsedUp, whose retry_after_s are whole seconds to the next
-        UTC day or month (None if the budget itself is too small), and ServiceUnavailable if the
-        key's spending could not be read.
+        `prompt` of the tokens are the prompt's, at the prices of `model`. `elastic` is for a
+        request without a token limit: the least and the most tokens that it can use. It reserves a
+        share of what is left, or `tokens` if that is less (`elastic_share`). Raises QuotaUsedUp,
+        whose retry_after_s are whole seconds to the next UTC day or month (None if the budget
+        itself is too small), and ServiceUnavailable if the key's spending could not be read.
         """
         now = self._clock()
         accounts: list[BudgetAccount] = []
-        shared = None if owner is None else (owner.daily_tokens, owner.monthly_tokens)
-        if shared is None or shared == (None, None) or (daily, monthly) != (None, None):
-            accounts.append(self._account(self._keys, "key", key_id, daily, monthly, now))
-        if owner is not None and shared is not None and shared != (None, None):
-            accounts.append(self._account(self._owners, "owner", owner.name, *shared, now))
+        owner = key.owner
+        shared = owner is not None and owner.has_budget
+        if not shared or _has_budget(key):
+            accounts.append(self._account(self._keys, "key", key.id, key, now))
+        if owner is not None and shared:
+            accounts.append(self._account(self._owners, "owner", owner.name, owner, now))
         outdated = [one for one in accounts if not 0 <= now - one.read_at < REFRESH_S]
         if outdated:
             await self._refresh(outdated, now)
-            now = self._clock()
-        # From here on nothing is awaited: every account reserves the tokens, or none does.
-        if not all(one.spending.known for one in accounts):
+        # From here on nothing is awaited: every account reserves, or none does.
+        if not all(one.known for one in accounts):
             raise ServiceUnavailable("what this key has spent cannot be read now; try again")
-        day = day_of(now)
-        spent = [one.spending.spent(day) for one in accounts]
+        price = self._price(accounts, model)
         if elastic is not None:
-            least, most = elastic
-            left = min(
-                map(
-                    remaining_tokens,
-                    spent,
-                    [a.daily for a in accounts],
-                    [a.monthly for a in accounts],
-                )
-            )
-            tokens = max(elastic_share(left, tokens, most), least)
+            tokens = self._elastic_tokens(accounts, tokens, prompt, price, *elastic)
+        cost = 0 if price is None else price.most(prompt, tokens - prompt)
+        self._check(accounts, {"tokens": max(tokens, 1), "cost": cost})
+        return BudgetReservation(accounts, self._ledger.price_of, tokens, cost)
+
+    def cover(
+        self, reservation: BudgetReservation, tokens: int, *, prompt: int, model: str
+    ) -> None:
+        """Raise a reservation to what the request may cost at another model. Raises QuotaUsedUp."""
+        price = self._price(reservation.accounts, model)
+        if price is None:
+            return
+        more = price.most(prompt, tokens - prompt) - reservation.cost
+        if more > 0:
+            self._check(reservation.accounts, {"cost": more})
+            reservation.hold(reservation.tokens, reservation.cost + more)
+
+    def _price(self, accounts: Iterable[BudgetAccount], model: str) -> Price | None:
+        """Return the price of a model; None: it has none, or no account has a budget in money."""
+        if all(one.budgets("cost") == (None, None) for one in accounts):
+            return None
+        return self._ledger.price_of(model)
+
+    def _elastic_tokens(
+        self,
+        accounts: Sequence[BudgetAccount],
+        usual: int,
+        prompt: int,
+        price: Price | None,
+        least: int,
+        most: int,
+    ) -> int:
+        """Return the tokens to reserve for a request without a token limit."""
+        tokens = most
+        if (left := self._left(accounts, "tokens")) is not None:
+            tokens = max(elastic_share(left, usual, most), least)
+        if price is None or not price.completion:
+            return tokens
+        if (left := self._left(accounts, "cost")) is not None:
+            usually, at_most = (price.most(prompt, one - prompt) for one in (usual, most))
+            share = elastic_share(left, usually, at_most)
+            tokens = min(tokens, prompt + (share - price.most(prompt, 0)) // price.completion)
+        return max(tokens, least)
+
+    def _left(self, accounts: Iterable[BudgetAccount], measure: Measure) -> int | None:
+        """Return what is left of the tightest budget; None: there is none."""
+        day = day_of(self._clock())
+        left = (remaining(a.spending[measure].spent(day), *a.budgets(measure)) for a in accounts)
+        return min((one for one in left if one is not None), default=None)
+
+    def _check(self, accounts: Iterable[BudgetAccount], amounts: dict[Measure, int]) -> None:
+        """Raise QuotaUsedUp where a budget does not have what a request may use."""
+        now = self._clock()
+        day = day_of(now)
         refused = None
-        for account, so_far in zip(accounts, spent, strict=True):
-            budgets = account.daily, account.monthly
-            refused = longer_refusal(
-                refused, refusal(so_far, day, now, *budgets, tokens, account.subject)
-            )
-            if refused is not None and self._listener is not None:
-                for period in exceeded_periods(so_far, *budgets, tokens):
-                    self._listener.refused(account, period, day)
+        for account in accounts:
+            for measure, amount in amounts.items():
+                budgets = account.budgets(measure)
+                if budgets == (None, None):
+                    continue
+                spent = account.spending[measure].spent(day)
+                words = Words(measure, self._ledger.currency)
+                fault = refusal(spent, day, now, *budgets, amount, account.subject, words)
+                refused = longer_refusal(refused, fault)
+                if fault is not None and self._listener is not None:
+                    for period in exceeded_periods(spent, *budgets, amount):
+                        self._listener.refused(account, measure, period, day)
         if refused is not None:
             raise refused
-        return BudgetReservation([one.spending for one in accounts], tokens)
 
     def usage_levels(self) -> Iterator[tuple[str, int, int]]:
         """Yield for day and month how many accounts have used NEARLY of a budget, and all of it.
@@ -222,14 +326,11 @@ class Budgets:
         """
         now = self._clock()
         day = day_of(now)
-        shares: dict[str, list[float]] = {"day": [], "month": []}
+        shares: dict[Period, list[float]] = {"day": [], "month": []}
         for account in chain(self._keys.values(), self._owners.values()):
-            if account.spending.known and 0 <= now - account.used_at < FORGET_S:
-                spent, held = account.spending.spent(day), account.spending.held
-                if account.daily:
-                    shares["day"].append((spent.today - held) / account.daily)
-                if account.monthly:
-                    shares["month"].append((spent.month - held) / account.monthly)
+            if account.known and 0 <= now - account.used_at < FORGET_S:
+                for window, share in _used_shares(account, day):
+                    shares[window].append(share)
         for window, used in shares.items():
             yield window, sum(one >= NEARLY for one in used), sum(one >= 1 for one in used)
 
@@ -244,8 +345,7 @@ class Budgets:
         known: dict[str, BudgetAccount],
         subject: BudgetSubject,
         name: str,
-        daily: int | None,
-        monthly: int | None,
+        holder: BudgetHolder,
         now: float,
     ) -> BudgetAccount:
         """Return an account with its current budgets; a new one counts unwritten records."""
@@ -253,12 +353,13 @@ class Budgets:
         new = account is None
         if account is None:
             self._forget_idle()
-            account = known[name] = BudgetAccount(subject, name)
+            account = known[name] = BudgetAccount(subject, name, holder)
             for batch, at_s, record in self._ledger.unwritten():
                 if (record.key_id if subject == "key" else record.owner) == name:
-                    account.spending.record(batch, day_of(at_s), tokens_of(record.usage))
+                    price = self._ledger.price_of(record.model)
+                    account.count(batch, day_of(at_s), record.usage, price)
         account.used_at = now
-        account.daily, account.monthly = daily, monthly
+        account.holder = holder
         if new and self._listener is not None:
             # An earlier process may have ended before its listener checked the account.
             self._listener.spent(account, 0, day_of(now))
@@ -274,7 +375,7 @@ class Budgets:
 
     def _count(self, account: BudgetAccount, batch: int, at_s: float, record: UsageRecord) -> None:
         day = day_of(at_s)
-        account.spending.record(batch, day, tokens_of(record.usage))
+        account.count(batch, day, record.usage, self._ledger.price_of(record.model))
         if self._listener is not None:
             self._listener.spent(account, batch, day)
 
@@ -286,7 +387,7 @@ class Budgets:
         self._forgot_at = now
         for accounts in (self._keys, self._owners):
             for name, one in list(accounts.items()):
-                if not (0 <= now - one.used_at < FORGET_S or one.spending.held or one.reading):
+                if not (0 <= now - one.used_at < FORGET_S or one.held or one.reading):
                     del accounts[name]
 
     # Sums of the database
@@ -301,7 +402,7 @@ class Budgets:
                     continue
                 account.reading = asyncio.get_running_loop().create_future()
                 self._due.append(account)
-            if not account.spending.known:
+            if not account.known:
                 wait_s = FIRST_WAIT_S
             elif not 0 <= now - account.read_at < STALE_S and self._failed_at == -math.inf:
                 wait_s = max(wait_s, WAIT_S)
@@ -321,7 +422,8 @@ class Budgets:
             try:
                 readings = await self._read(accounts, day_of(now))
                 for account, reading in zip(accounts, readings, strict=True):
-                    account.spending.read(reading)
+                    for measure in MEASURES:
+                        account.spending[measure].read(reading[measure])
                     account.read_at = now
             except Exception as error:  # the reader must not end silently
                 if self._failed_at == -math.inf:
@@ -337,30 +439,60 @@ class Budgets:
                     account.reading.set_result(None)
                     account.reading = None
 
-    async def _read(self, accounts: Iterable[BudgetAccount], day: str) -> list[DatabaseSums]:
+    async def _read(
+        self, accounts: Iterable[BudgetAccount], day: str
+    ) -> list[dict[Measure, DatabaseSums]]:
         """Read the sums of each account. Raises DatabaseError."""
-        found: dict[tuple[BudgetSubject, str], DatabaseSums] = {}
+        found: dict[tuple[BudgetSubject, str], dict[Measure, DatabaseSums]] = {}
         for subject, (column, longest) in ACCOUNT_COLUMNS.items():
             names = {storable(a.name, longest): a.name for a in accounts if a.subject == subject}
             if not names:
                 continue
             written = self._ledger.written
             rows = await self._database.fetch(self._sums_query(column, names, day))
-            if rows and rows[0][3] is not None:
-                written = max(written, batch_of(rows[0][3]))
-            sums: dict[str, dict[str, int]] = {name: {} for name in names.values()}
-            for name, of, tokens, _ in rows:
-                sums[names[name]][of] = int(tokens)
-            found |= {(subject, name): DatabaseSums(days, written) for name, days in sums.items()}
+            if rows and rows[0].newest is not None:
+                written = max(written, batch_of(rows[0].newest))
+            for name in names.values():
+                found[subject, name] = {one: DatabaseSums({}, written) for one in MEASURES}
+            for row in rows:
+                sums = found[subject, names[row[0]]]
+                sums["tokens"].days[row.of] = int(row.tokens)
+                sums["cost"].days[row.of] = int(row.cost_whole) * NANO + int(row.cost_part)
         return [found[account.subject, account.name] for account in accounts]
 
     def _sums_query(self, column: Any, names: Iterable[str], day: str) -> Select[Any]:
         table, month = column.table, day[:7]
         # Future days have sums of their own: midnight may be near.
         days = case((table.c.day < day, f"{month}-00"), else_=table.c.day)
-        tokens = func.sum(table.c.prompt_tokens + table.c.completion_tokens)
+        tokens = func.sum(table.c.prompt_tokens + table.c.completion_tokens).label("tokens")
         return (
-            select(column, days.label("of"), tokens, self._ledger.newest_row())
+            select(
+                column,
+                days.label("of"),
+                tokens,
+                *cost_sums(table.c.cost_nano),
+                self._ledger.newest_row().label("newest"),
+            )
             .where(column.in_(list(names)), table.c.day >= f"{month}-01")
             .group_by(column, "of")
         )
+
+
+def _has_budget(key: BudgetKey) -> bool:
+    budgets = (key.daily_tokens, key.monthly_tokens, key.daily_cost_nano, key.monthly_cost_nano)
+    return any(one is not None for one in budgets)
+
+
+def _used_shares(account: BudgetAccount, day: str) -> Iterator[tuple[Period, float]]:
+    """Yield the used share of an account's tighter budget of each period."""
+    found: dict[Period, float] = {}
+    for measure, spending in account.spending.items():
+        daily, monthly = account.budgets(measure)
+        spent = spending.spent(day)
+        uses: tuple[tuple[Period, int, int | None], ...] = (
+            ("day", spent.today, daily), ("month", spent.month, monthly),
+        )  # fmt: skip
+        for period, used, budget in uses:
+            if budget:
+                found[period] = max(found.get(period, 0.0), (used - spending.held) / budget)
+    yield from found.items()

@@ -82,13 +82,14 @@ class Ledger:
         prices: Mapping[str, PriceSettings],
         retention_days: int,
         *,
+        currency: str | None = None,
         clock: Callable[[], float] = time.time,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._database = database
         self._metrics = metrics
         self._prices: dict[str, Price] = {}
-        self.reprice(prices, retention_days)
+        self.reprice(prices, retention_days, currency)
         self._clock = clock
         self._max_waiting = max_waiting
         self._gateway = secrets.token_hex(8)
@@ -103,10 +104,13 @@ class Ledger:
         self._down = False
         self._lost = 0  # since the last successful write
 
-    def reprice(self, prices: Mapping[str, PriceSettings], retention_days: int) -> None:
+    def reprice(
+        self, prices: Mapping[str, PriceSettings], retention_days: int, currency: str | None = None
+    ) -> None:
         """Apply new prices to records written from now on; other models keep theirs."""
         self._prices |= {model: Price.of(price) for model, price in prices.items()}
         self._retention_s = retention_days * _DAY_S
+        self.currency = currency or ""
 
     def price_of(self, model: str) -> Price | None:
         """Return the price of a model's tokens now; None: it has never been configured."""

@@ -103,6 +103,10 @@ class Price(msgspec.Struct, frozen=True):
         cost = fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
         return cost if 0 <= cost <= MAX_COST else min(max(cost, 0), MAX_COST)
 
+    def most(self, prompt: int, output: int) -> int:
+        """Return the highest cost of so many tokens, whichever of the prompt are cached."""
+        return prompt * max(self.prompt, self.cached) + output * self.completion
+
 
 def day_of(at_s: float) -> str:
     """Return the UTC day of a time as the database stores it."""

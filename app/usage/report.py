@@ -12,11 +12,12 @@ from sqlalchemy import ColumnElement, FromClause, func, literal, select, union_a
 
 from app.database import Database, Lane
 from app.database.schema import USAGE_SUMS, api_keys, usage_by_owner, usage_daily
+from app.money import NANO
+from app.usage.statements import cost_sums
 
 GROUPS = ("day", "owner", "key", "model")
 _COLUMNS = {"day": "day", "owner": "owner", "key": "key_id", "model": "model"}
 _SUMS = tuple(name for name in USAGE_SUMS if name != "cost_nano")
-_NANO = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +62,9 @@ async def usage_report(
     if owner is not None or "owner" in by:
         source = _by_owner(first, last)
     groups = [source.c[_COLUMNS[name]].label(name) for name in GROUPS if name in by]
-    cost = source.c.cost_nano
     sums = (
         *(func.sum(source.c[name]).label(name) for name in _SUMS),
-        # In two parts, neither of which can exceed 64 bits.
-        func.sum(cost // _NANO).label("cost_whole"),
-        func.sum(cost % _NANO).label("cost_part"),
+        *cost_sums(source.c.cost_nano),
     )
     summed = select(*groups, *sums).where(source.c.day.between(first, last)).group_by(*groups)
     if key_id is not None:
@@ -115,7 +113,7 @@ def _row(row: dict[str, Any]) -> UsageRow:
         key_id=row.get("key"),
         key_name=row.get("key_name"),
         model=row.get("model"),
-        cost_nano=int(row["cost_whole"]) * _NANO + int(row["cost_part"]),
+        cost_nano=int(row["cost_whole"]) * NANO + int(row["cost_part"]),
         owner=row.get("owner"),
         **sums,
     )

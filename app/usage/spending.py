@@ -1,4 +1,4 @@
-"""The spending of a key or an owner today and this month, each token counted once. Pure.
+"""The spending of a key or an owner today and this month, each request counted once. Pure.
 
     spent = the sums of the last database read
           + records of this gateway that were not in them        (`recent`, by batch)
@@ -6,48 +6,54 @@
 
 The same statement returns up to which batch the sums include this gateway's records, so a record
 moves from the second line to the first atomically, and is never in both or neither.
+
+Tokens and cost are summed in the same way, and apart: a `Spending` counts one of them.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
 from app.errors import QuotaUsedUp
+from app.money import money_text
 from app.usage.records import start_of
 
 BudgetSubject = Literal["key", "owner"]
 Period = Literal["day", "month"]
+# What a budget counts: tokens, or cost in 1/1,000,000,000 of the currency.
+Measure = Literal["tokens", "cost"]
+MEASURES: tuple[Measure, ...] = ("tokens", "cost")
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSums:
-    """Tokens by UTC day since the first of a month, of all gateways.
+    """Tokens, or cost, by UTC day since the first of a month, of all gateways.
 
     Past days may be one sum under `2026-11-00`, which is in November and never today. `batch`: the
     last batch of this gateway that is included.
     """
 
-    days: Mapping[str, int]
+    days: dict[str, int]
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens that are spent, or reserved for requests in flight."""
+    """Tokens, or cost, that are spent, or reserved for requests in flight."""
 
     today: int
     month: int
 
 
 class Spending:
-    """The spending of one key or owner, as seen by one gateway."""
+    """The spending of one key or owner in tokens, or in money, as seen by one gateway."""
 
     def __init__(self) -> None:
         self.held = 0
         self._reading: DatabaseSums | None = None
-        # Batch, day and tokens, in order. Tokens are above 0: a day here has a sum.
+        # Batch, day and amount, in order. Amounts are above 0: a day here has a sum.
         self._recent: deque[tuple[int, str, int]] = deque()
         self._recent_days: dict[str, int] = {}
 
@@ -56,33 +62,33 @@ class Spending:
         """True once the database has been read."""
         return self._reading is not None
 
-    def record(self, batch: int, day: str, tokens: int) -> None:
+    def record(self, batch: int, day: str, amount: int) -> None:
         """Count a record of this gateway that is written with a batch."""
-        if not tokens:
+        if not amount:
             return
         if self._recent and self._recent[-1][:2] == (batch, day):
-            tokens_before = self._recent.pop()[2]
-            self._recent.append((batch, day, tokens_before + tokens))
+            amount_before = self._recent.pop()[2]
+            self._recent.append((batch, day, amount_before + amount))
         else:
-            self._recent.append((batch, day, tokens))
-        self._recent_days[day] = self._recent_days.get(day, 0) + tokens
+            self._recent.append((batch, day, amount))
+        self._recent_days[day] = self._recent_days.get(day, 0) + amount
 
     def read(self, reading: DatabaseSums) -> None:
         """Replace the sums of the previous read."""
         self._reading = reading
         while self._recent and self._recent[0][0] <= reading.batch:
-            _, day, tokens = self._recent.popleft()
-            self._recent_days[day] -= tokens
+            _, day, amount = self._recent.popleft()
+            self._recent_days[day] -= amount
             if not self._recent_days[day]:
                 del self._recent_days[day]
 
     def spent(self, day: str) -> Spent:
-        """Return the tokens that count on a day and in its month."""
+        """Return what counts on a day and in its month."""
         today = month = self.held
         for days in (self._recent_days, self._reading.days if self._reading else {}):
-            for other, tokens in days.items():
-                today += tokens if other == day else 0
-                month += tokens if other[:7] == day[:7] else 0
+            for other, amount in days.items():
+                today += amount if other == day else 0
+                month += amount if other[:7] == day[:7] else 0
         return Spent(today, month)
 
 
@@ -94,12 +100,15 @@ def elastic_share(left: int, usual: int, most: int) -> int:
     return min(most, left, max(usual, left // 2))
 
 
-def remaining_tokens(spent: Spent, daily: int | None, monthly: int | None) -> int:
-    """Return the remaining tokens of the tighter budget; at least one must be set."""
+def remaining(spent: Spent, daily: int | None, monthly: int | None) -> int | None:
+    """Return what is left of the tighter budget; None: there is no budget."""
     return min(
-        budget - used
-        for budget, used in ((daily, spent.today), (monthly, spent.month))
-        if budget is not None
+        (
+            budget - used
+            for budget, used in ((daily, spent.today), (monthly, spent.month))
+            if budget is not None
+        ),
+        default=None,
     )
 
 
@@ -109,19 +118,25 @@ def refusal(
     now: float,
     daily: int | None,
     monthly: int | None,
-    tokens: int,
+    amount: int,
     subject: BudgetSubject = "key",
+    words: "Words | None" = None,
 ) -> QuotaUsedUp | None:
-    """Return the refusal of a request that may use `tokens`, None if it is admitted.
+    """Return the refusal of a request that may use an amount, None if it is admitted.
 
-    If both budgets refuse, the refusal with the longer wait. None is no budget.
+    If both budgets refuse, the refusal with the longer wait. None is no budget. `words`: those of
+    an amount; default: tokens.
     """
-    tokens = max(tokens, 1)  # every request uses tokens, so a used-up budget admits none
     month = today = None
+    words = words or Words()
+    if words.measure == "tokens":
+        amount = max(amount, 1)  # every request uses tokens, so a used-up budget admits none
+    elif amount == 0:
+        return None  # a model without a price costs nothing
     if monthly is not None:
-        month = _refusal("monthly", subject, monthly, spent.month, day, now, tokens)
+        month = _refusal("monthly", subject, monthly, spent.month, day, now, amount, words)
     if daily is not None:
-        today = _refusal("daily", subject, daily, spent.today, day, now, tokens)
+        today = _refusal("daily", subject, daily, spent.today, day, now, amount, words)
     return longer_refusal(today, month)
 
 
@@ -137,24 +152,58 @@ def longer_refusal(one: QuotaUsedUp | None, other: QuotaUsedUp | None) -> QuotaU
 
 
 def exceeded_periods(
-    spent: Spent, daily: int | None, monthly: int | None, tokens: int
+    spent: Spent, daily: int | None, monthly: int | None, amount: int
 ) -> Iterator[Period]:
-    """Yield the periods whose budget refuses a request only because of earlier spending."""
-    tokens = max(tokens, 1)
-    if daily is not None and tokens <= daily < spent.today + tokens:
+    """Yield the periods whose budget refuses a request only because of earlier spending.
+
+    The request is one that `refusal` refuses.
+    """
+    if daily is not None and amount <= daily < spent.today + amount:
         yield "day"
-    if monthly is not None and tokens <= monthly < spent.month + tokens:
+    if monthly is not None and amount <= monthly < spent.month + amount:
         yield "month"
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How refusals write amounts: `measure` of what, in which currency (empty: none is set)."""
+
+    measure: Measure = "tokens"
+    currency: str = ""
+
+    def amount(self, amount: int) -> str:
+        """Return an amount with its unit."""
+        if self.measure == "tokens":
+            return f"{amount:,} tokens"
+        return money_text(amount, self.currency)
+
+    @property
+    def budget(self) -> str:
+        """The name of such a budget."""
+        return "budget" if self.measure == "tokens" else "cost budget"
+
+    @property
+    def takes(self) -> str:
+        """The verb of a request that uses it."""
+        return "take" if self.measure == "tokens" else "cost"
+
+
 def _refusal(
-    name: str, subject: BudgetSubject, budget: int, spent: int, day: str, now: float, tokens: int
+    name: str,
+    subject: BudgetSubject,
+    budget: int,
+    spent: int,
+    day: str,
+    now: float,
+    amount: int,
+    words: Words,
 ) -> QuotaUsedUp | None:
-    if spent + tokens <= budget:
+    if spent + amount <= budget:
         return None
     if budget == 0:
         whose = "this key" if subject == "key" else "the owner of this key"
-        return QuotaUsedUp(f"the {name} budget of {whose} is 0 tokens", "budget", None)
+        message = f"the {name} {words.budget} of {whose} is {words.amount(0)}"
+        return QuotaUsedUp(message, "budget", None)
     left = max(budget - spent, 0)
     begin = start_of(day)
     # The first of the next month: 32 days after the first are always in it.
@@ -164,9 +213,10 @@ def _refusal(
     hint = "; a lower max_tokens may let it through" if left else ""
     shared = ", which all keys of this key's owner share," if subject == "owner" else ""
     message = (
-        f"of the {name} budget of {budget:,} tokens{shared} {left:,} are left until "
-        f"{end:%Y-%m-%d} 00:00 UTC, and this request may take {tokens:,}{hint}"
+        f"the {name} {words.budget} of {words.amount(budget)}{shared} has {words.amount(left)} "
+        f"left until {end:%Y-%m-%d} 00:00 UTC, and this request may {words.takes} "
+        f"{words.amount(amount)}{hint}"
     )
-    if tokens > budget:
+    if amount > budget:
         return QuotaUsedUp(message, "budget", None)
     return QuotaUsedUp(message, "budget", max(1, -int((now - end.timestamp()) // 1)))

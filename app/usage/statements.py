@@ -12,10 +12,23 @@ from itertools import chain, islice
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, Insert, String, Table, bindparam, case, cast, column, func, select
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Insert,
+    String,
+    Table,
+    bindparam,
+    case,
+    cast,
+    column,
+    func,
+    select,
+)
 
 from app.database import AsyncConnection, dialect_insert
 from app.database.schema import usage_by_owner, usage_daily, usage_records
+from app.money import NANO
 from app.usage.records import SUM_LIMITS, DailySums, Row
 from app.usage.spending import BudgetSubject
 
@@ -26,6 +39,14 @@ ACCOUNT_COLUMNS: Mapping[BudgetSubject, tuple[Any, int]] = {
 }
 _json = msgspec.json.Encoder()
 _COLUMNS = Row.__struct_fields__
+
+
+def cost_sums(
+    cost: ColumnElement[int], name: str = "cost"
+) -> tuple[ColumnElement[int], ColumnElement[int]]:
+    """Return a sum of costs in two parts, neither of which can exceed 64 bits."""
+    whole, part = func.sum(cost // NANO), func.sum(cost % NANO)
+    return whole.label(f"{name}_whole"), part.label(f"{name}_part")
 
 
 async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> None:

@@ -71,7 +71,7 @@ def claude_code(gateway: Gateway) -> str:
             "tool call": (0, DONE),
             "broken stream": (0, DONE),
             "too long": (1, "Prompt is too long"),
-            "budget": (1, f"of the daily budget of {DAILY_TOKENS:,} tokens"),
+            "budget": (1, f"the daily budget of {DAILY_TOKENS:,} tokens"),
         },
     )
 

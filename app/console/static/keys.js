@@ -7,6 +7,7 @@ import {refresh} from "./page_parts.js";
 
 const NUMBERS = [
   "requests_per_minute", "tokens_per_minute", "concurrent_requests", "daily_tokens", "monthly_tokens",
+  "daily_cost", "monthly_cost",
 ];
 const KEYS = "/console/keys";
 

@@ -19,7 +19,7 @@ from app.telemetry.metrics import Metrics
 from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
 from app.usage.alerts.outbox import Outbox, Reached
 from app.usage.budgets import BudgetAccount
-from app.usage.spending import BudgetSubject, Period, Spent
+from app.usage.spending import MEASURES, BudgetSubject, Measure, Period, Spent
 
 if TYPE_CHECKING:  # imported only where alerts are sent: 8 MiB
     import httpx
@@ -43,6 +43,10 @@ RETENTION_EVERY_S = 3600.0
 MAX_RECORDED = 10_000
 
 
+# One of the four budgets of an account.
+BudgetKind = tuple[Measure, Period]
+
+
 class _Waiting:
     """The days and the batch for which an account must be checked."""
 
@@ -50,11 +54,11 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.batch = 0  # what it spent is in the database with this batch
-        # The UTC days on which it spent something, and the periods that refused a request then. A
+        # The UTC days on which it spent something, and the budgets that refused a request then. A
         # look may come after midnight, and an outage makes it come days later.
-        self.days: dict[str, set[Period]] = {}
+        self.days: dict[str, set[BudgetKind]] = {}
 
-    def note(self, batch: int, days: Mapping[str, Collection[Period]]) -> None:
+    def note(self, batch: int, days: Mapping[str, Collection[BudgetKind]]) -> None:
         """Add what is to be looked at."""
         self.batch = max(self.batch, batch)
         for day, refused in days.items():
@@ -64,7 +68,8 @@ class _Waiting:
 class Alerts:
     """Detects and sends alerts; the lifespan calls `run` and `close`.
 
-    `written` returns the number of the ledger's last batch that is in the database.
+    `written` returns the number of the ledger's last batch that is in the database, `currency` the
+    one of budgets in money.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Alerts:
         metrics: Metrics,
         written: Callable[[], int],
         *,
+        currency: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
         check_s: float = CHECK_S,
@@ -87,13 +93,14 @@ class Alerts:
         self._outbox = Outbox(database)
         self._metrics = metrics
         self._written = written
+        self._currency = currency
         self._clock = clock
         self._chance = chance
         self._look_s = check_s
         self._poll_s = poll_s
         self._attempt_s = attempt_s
         self._waiting: dict[BudgetAccount, _Waiting] = {}
-        self._known: set[tuple[str, str, str, str, int, int]] = set()
+        self._known: set[tuple[str | int, ...]] = set()
         self._claimed: dict[str, Alert] = {}
         self._made = asyncio.Event()  # an alert was made here
         self._running: asyncio.Task[None] | None = None
@@ -112,13 +119,13 @@ class Alerts:
         if (waiting := self._wait(account)) is not None:
             waiting.note(batch, {day: ()})
 
-    def refused(self, account: BudgetAccount, period: Period, day: str) -> None:
+    def refused(self, account: BudgetAccount, measure: Measure, period: Period, day: str) -> None:
         """Note that a request was refused on a day since too little of a budget is left."""
         if (waiting := self._wait(account)) is not None:
-            waiting.note(0, {day: (period,)})
+            waiting.note(0, {day: ((measure, period),)})
 
     def _wait(self, account: BudgetAccount) -> _Waiting | None:
-        if account.daily is None and account.monthly is None:
+        if all(account.budgets(measure) == (None, None) for measure in MEASURES):
             return None
         waiting = self._waiting.get(account)
         if waiting is None and len(self._waiting) < MAX_WAITING:
@@ -191,7 +198,7 @@ class Alerts:
         if not accounts:
             return []
         spent = await self._outbox.spent(subject, [one.name for one in accounts], day)
-        nothing = Spent(0, 0)
+        nothing = dict.fromkeys(MEASURES, Spent(0, 0))
         return [
             reached
             for one in accounts
@@ -245,7 +252,7 @@ class Alerts:
         import httpx
 
         assert self._transport is not None
-        body = body_of(alert)
+        body = body_of(alert, self._currency())
         headers = headers_of(alert.id, int(self._clock()), body, self._keys)
         try:
             request = httpx.Request("POST", self._url, headers=headers, content=body)
@@ -279,28 +286,39 @@ class Alerts:
 
 def reached_shares(
     account: BudgetAccount,
-    spent: Spent,
+    spent: Mapping[Measure, Spent],
     day: str,
     permilles: Collection[int],
-    refused: Collection[Period],
+    refused: Collection[BudgetKind],
 ) -> Iterator[Reached]:
     """Return the shares of an account's budgets that are reached, and what refused a request.
 
     A budget of 0 is meant to be used up.
     """
-    budgets: tuple[tuple[Period, str, int | None, int], ...] = (
-        ("day", day, account.daily, spent.today),
-        ("month", f"{day[:7]}-01", account.monthly, spent.month),
-    )
-    for period, start, budget, used in budgets:
-        if budget:
-            shares = [one for one in permilles if used * 1000 >= budget * one]
-            for permille in (*shares, *([0] if period in refused else [])):
-                yield Reached(account.subject, account.name, period, start, budget, permille, used)
+    for measure in MEASURES:
+        daily, monthly = account.budgets(measure)
+        budgets: tuple[tuple[Period, str, int | None, int], ...] = (
+            ("day", day, daily, spent[measure].today),
+            ("month", f"{day[:7]}-01", monthly, spent[measure].month),
+        )
+        for period, start, budget, used in budgets:
+            if budget:
+                shares = [one for one in permilles if used * 1000 >= budget * one]
+                for permille in (*shares, *([0] if (measure, period) in refused else [])):
+                    yield Reached(
+                        subject=account.subject,
+                        name=account.name,
+                        period=period,
+                        day=start,
+                        measure=measure,
+                        budget=budget,
+                        permille=permille,
+                        used=used,
+                    )
 
 
-def _identity(one: Reached) -> tuple[str, str, str, str, int, int]:
-    return one.subject, one.name, one.period, one.day, one.budget, one.permille
+def _identity(one: Reached) -> tuple[str | int, ...]:
+    return one.subject, one.name, one.period, one.day, one.measure, one.budget, one.permille
 
 
 def _transport() -> "httpx.AsyncBaseTransport":

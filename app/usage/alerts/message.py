@@ -12,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
+from app.money import amount_of
 from app.usage.records import start_of
-from app.usage.spending import BudgetSubject, Period
+from app.usage.spending import BudgetSubject, Measure, Period, Words
 
 SHARE_REACHED = "budget.share_reached"
 REQUEST_REFUSED = "budget.request_refused"
@@ -33,24 +34,31 @@ class Alert:
     name: str  # the id of a key, the name of an owner
     period: Period
     day: str  # the first of the period, UTC
-    budget: int
+    budget: int  # tokens, or nano of the currency
     permille: int  # the share that was reached, in thousandths; 0: a request was refused
     used: int
     at_ms: int
     attempts: int  # this one included
     key_name: str | None = None  # of a key
     owner: str | None = None  # of a key; empty: it has none
+    measure: Measure = "tokens"
 
     def __str__(self) -> str:
         """Say what happened, for the log."""
-        budget = f"{'daily' if self.period == 'day' else 'monthly'} budget of {self.budget} tokens"
+        return self.text()
+
+    def text(self, currency: str = "") -> str:
+        """Say what happened, with amounts of money in a currency."""
+        words = Words(self.measure, currency)
+        often = "daily" if self.period == "day" else "monthly"
+        budget = f"{often} {words.budget} of {words.amount(self.budget)}"
         whose = f"{self.subject} {self.name}"
         if self.permille:
             return f"{whose} reached {self.permille / 10:g} % of its {budget}"
         return f"a request of {whose} was refused by its {budget}"
 
 
-def body_of(alert: Alert) -> bytes:
+def body_of(alert: Alert, currency: str = "") -> bytes:
     """Return the message, which is the same in every attempt."""
     data: dict[str, Any] = {"subject": alert.subject}
     if alert.subject == "key":
@@ -61,9 +69,15 @@ def body_of(alert: Alert) -> bytes:
         "period": alert.period,
         "starts_at": _written(start_of(alert.day)),
         "resets_at": _written(end_of(alert.period, alert.day)),
-        "budget_tokens": alert.budget,
-        "used_tokens": alert.used,
     }
+    if alert.measure == "tokens":
+        data |= {"budget_tokens": alert.budget, "used_tokens": alert.used}
+    else:
+        data |= {
+            "budget_cost": amount_of(alert.budget),
+            "used_cost": amount_of(alert.used),
+            "currency": currency or None,
+        }
     if alert.permille:
         data["share"] = alert.permille / 1000
     kind = SHARE_REACHED if alert.permille else REQUEST_REFUSED

@@ -9,10 +9,11 @@ from sqlalchemy import ColumnElement, and_, case, delete, func, select, update
 
 from app.database import Database, dialect_insert
 from app.database.schema import api_keys, budget_alerts
+from app.money import NANO
 from app.usage.alerts.message import Alert
 from app.usage.records import storable
-from app.usage.spending import BudgetSubject, Period, Spent
-from app.usage.statements import ACCOUNT_COLUMNS
+from app.usage.spending import BudgetSubject, Measure, Period, Spent
+from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
 
 # How long one gateway has for one attempt before another may send the same.
 LEASE_MS = 60_000
@@ -22,7 +23,7 @@ RETENTION_MS = 63 * 86_400_000
 _KEY = tuple(budget_alerts.primary_key.columns)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """A reached share of a budget; the fields before `used` identify it."""
 
@@ -30,6 +31,7 @@ class Reached:
     name: str
     period: Period
     day: str
+    measure: Measure
     budget: int
     permille: int
     used: int
@@ -43,21 +45,35 @@ class Outbox:
 
     async def spent(
         self, subject: BudgetSubject, names: Collection[str], day: str
-    ) -> dict[str, Spent]:
+    ) -> dict[str, dict[Measure, Spent]]:
         """Return the written spending of accounts on a day and in its month."""
         column, longest = ACCOUNT_COLUMNS[subject]
         table = column.table
-        tokens = table.c.prompt_tokens + table.c.completion_tokens
-        today = func.sum(case((table.c.day == day, tokens), else_=0))
+        tokens, cost = table.c.prompt_tokens + table.c.completion_tokens, table.c.cost_nano
+        today = case((table.c.day == day, 1), else_=0)
         written = {storable(name, longest): name for name in names}
         statement = (
-            select(column, today, func.sum(tokens))
+            select(
+                column,
+                func.sum(tokens * today),
+                func.sum(tokens),
+                *cost_sums(cost * today, "today"),
+                *cost_sums(cost),
+            )
             .where(column.in_(list(written)), table.c.day.between(f"{day[:7]}-01", day))
             .group_by(column)
         )
         async with self._database.read() as connection:
             rows = (await connection.execute(statement)).all()
-        return {written[name]: Spent(int(on_day), int(month)) for name, on_day, month in rows}
+        return {
+            written[name]: {
+                "tokens": Spent(int(today), int(month)),
+                "cost": Spent(
+                    int(today_whole) * NANO + int(today_part), int(whole) * NANO + int(part)
+                ),
+            }
+            for name, today, month, today_whole, today_part, whole, part in rows
+        }
 
     async def add(self, reached: Iterable[Reached], now_ms: int) -> None:
         """Insert an alert for each share that has none yet."""
@@ -67,6 +83,7 @@ class Outbox:
                 "name": storable(one.name, 200),
                 "period": one.period,
                 "day": one.day,
+                "measure": one.measure,
                 "budget": one.budget,
                 "permille": one.permille,
                 "id": f"msg_{secrets.token_urlsafe(18)}",
@@ -143,6 +160,7 @@ def _alert(row: Mapping[Any, Any]) -> Alert:
         name=row["name"],
         period=row["period"],
         day=row["day"],
+        measure=row["measure"],
         budget=row["budget"],
         permille=row["permille"],
         used=row["used"],

@@ -128,7 +128,7 @@ async def test_keys_share_the_budget_of_their_owner_and_see_it(gateway: Gateway)
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "insufficient_quota"
     assert message(refused).startswith(
-        "of the daily budget of 1,000 tokens, which all keys of this key's owner share, "
+        "the daily budget of 1,000 tokens, which all keys of this key's owner share, "
     )
     report = await gateway.client.get("/admin/usage", params={"by": "owner"}, headers=ROOT)
     assert [(row["owner"], row["requests"]) for row in report.json()["data"]] == [("research", 1)]

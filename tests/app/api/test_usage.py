@@ -24,6 +24,8 @@ class Caller:
     id: str
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
+    daily_cost_nano: int | None = None
+    monthly_cost_nano: int | None = None
     owner: Owner | None = None
 
 
@@ -159,6 +161,8 @@ class TestOwnUsage:
             "monthly_budget": {
                 "tokens": 5000, "used": 10_000, "left": 0, "resets_at": resets_at,
             },
+            "daily_cost_budget": None,
+            "monthly_cost_budget": None,
         }  # fmt: skip
 
     @pytest.mark.parametrize("caller", ["one", "of ops"])

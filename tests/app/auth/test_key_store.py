@@ -59,6 +59,8 @@ async def test_created_key_is_returned_unchanged(store: KeyStore, clock: Clock) 
             "weight": 1000,
             "fields": {"deny": ["tools"], "force": {"a.b": [None, "\x00", 1.5]}, "max": {"n": 2}},
             "may_load_models": True,
+            "daily_cost": 12.5,
+            "monthly_cost": 10**9,
             "expires": "2027-01-31T13:00:00.250+01:00",
         }
     )
@@ -75,6 +77,8 @@ async def test_created_key_is_returned_unchanged(store: KeyStore, clock: Clock) 
         concurrent_requests=7,
         daily_tokens=0,
         monthly_tokens=10**15,
+        daily_cost_nano=12_500_000_000,
+        monthly_cost_nano=10**18,
         priority=-100,
         weight=1000,
         fields=fields.fields,

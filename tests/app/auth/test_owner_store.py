@@ -28,6 +28,8 @@ async def test_owner_is_created_shown_and_deleted(store: OwnerStore) -> None:
         "concurrent_requests": None,
         "daily_tokens": 10**12,
         "monthly_tokens": None,
+        "daily_cost": None,
+        "monthly_cost": None,
         "keys": 0,
         "created": "2023-11-14T22:13:20.000Z",
     }

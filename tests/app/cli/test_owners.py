@@ -17,7 +17,7 @@ def test_owner_is_set_shown_listed_and_deleted() -> None:
     assert shown == {**made, "keys": 1}
     assert output_json("owners", "list") == {"data": [shown], "has_more": False}
     (_, row) = output("owners", "list").splitlines()
-    assert row.split() == ["research", "1", "-", "0", "-", "7", "-"]
+    assert row.split() == ["research", "1", "-", "0", "-", "7", "-", "-", "-"]
     assert output("owners", "delete", "research") == "deleted 'research'\n"
     assert fault("owners", "show", "research") == "there is no such owner"
     assert output_json("keys", "list")["data"][0]["owner"] == "research"

@@ -207,7 +207,7 @@ async def test_limits_weigh_cached_tokens_and_budgets_do_not(fake: Fake, tmp_pat
         mine = LimitRequest(f"key {cached}", limits, "demo", NO_LIMITS, 5000)
         decision = await limiter.decide(mine)
         with decision:
-            Reservation(decision, None, 0.25).settle(Usage(4000, 1000, cached=cached))
+            Reservation(decision, None, 0.25).settle(Usage(4000, 1000, cached=cached), "demo")
         decision = await limiter.decide(LimitRequest(mine.key_id, limits, "demo", NO_LIMITS, 0))
         with decision:
             return int(dict(decision.headers)[b"x-ratelimit-remaining-tokens"])
@@ -226,7 +226,7 @@ async def test_attached_fallback_is_settled_as_well() -> None:
     with await of("asked", 5000) as decision, await of("fallback", 5000) as share:
         charge = Reservation(decision, None, 1.0)
         charge.attach(share)
-        charge.settle(Usage(400, 100))
+        charge.settle(Usage(400, 100), "fallback")
     for model in ("asked", "fallback"):
         with await of(model, 0) as decision:
             left = int(dict(decision.headers)[b"x-ratelimit-remaining-tokens"])

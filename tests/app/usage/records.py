@@ -8,9 +8,10 @@ from typing import Any
 
 from sqlalchemy import Select, func, make_url, select
 
+from app.auth import Owner, Principal, Role
 from app.database import AsyncConnection, Database, DatabaseUnavailable, Lane
 from app.database.schema import usage_daily, usage_records
-from app.settings import PriceSettings
+from app.settings import NO_LIMITS, PriceSettings
 from app.telemetry.metrics import Metrics
 from app.usage.ledger import Ledger
 from app.usage.records import UsageRecord
@@ -37,6 +38,27 @@ def record(**fields: Any) -> UsageRecord:
         "total_s": 0.02,
     }
     return UsageRecord(**{**usual, **fields})
+
+
+def budgeted(
+    key_id: str,
+    daily: int | None = None,
+    monthly: int | None = None,
+    owner: Owner | None = None,
+    daily_cost: int | None = None,
+    monthly_cost: int | None = None,
+) -> Principal:
+    """A key with budgets in tokens, and in nano of the currency."""
+    return Principal(
+        key_id,
+        Role.CLIENT,
+        NO_LIMITS,
+        daily_tokens=daily,
+        monthly_tokens=monthly,
+        owner=owner,
+        daily_cost_nano=daily_cost,
+        monthly_cost_nano=monthly_cost,
+    )
 
 
 class Clock:

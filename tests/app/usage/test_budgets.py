@@ -14,7 +14,7 @@ from app.settings import NO_LIMITS
 from app.usage.budgets import FORGET_S, REFRESH_S, STALE_S, Budgets
 from app.usage.ledger import Ledger
 from app.usage.token_usage import Usage
-from tests.app.usage.records import Clock, Faulty, ledger_for, record
+from tests.app.usage.records import Clock, Faulty, budgeted, ledger_for, record
 
 
 class Gateway:
@@ -51,7 +51,7 @@ class Gateway:
         owner: Owner | None = None,
     ) -> bool:
         try:
-            with await self.budgets.reserve(key_id, daily, monthly, tokens, owner=owner):
+            with await self.budgets.reserve(budgeted(key_id, daily, monthly, owner=owner), tokens):
                 return True
         except QuotaUsedUp:
             return False
@@ -74,7 +74,7 @@ async def running(database: Database, clock: Clock) -> AsyncIterator[Gateway]:
 async def read_again(gateway: Gateway, clock: Clock, key_id: str = "key-1") -> None:
     """Let so much time pass that the next request waits for the database."""
     clock.now += STALE_S
-    with await gateway.budgets.reserve(key_id, None, None, 1):
+    with await gateway.budgets.reserve(budgeted(key_id, None, None), 1):
         pass
 
 
@@ -126,9 +126,9 @@ class TestOneGateway:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve("key-1", 100, None, 60) as reservation:
+            with await gateway.budgets.reserve(budgeted("key-1", 100, None), 60) as reservation:
                 assert await gateway.has_spent(60)
-                reservation.settle(25)
+                reservation.settle(Usage(25, 0), "demo")
                 assert await gateway.has_spent(25)
                 gateway.spend(25)
             assert await gateway.has_spent(25)
@@ -137,7 +137,7 @@ class TestOneGateway:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            reservation = await gateway.budgets.reserve("key-1", 100, None, 60)
+            reservation = await gateway.budgets.reserve(budgeted("key-1", 100, None), 60)
             with contextlib.suppress(ZeroDivisionError), reservation:
                 raise ZeroDivisionError
             assert await gateway.has_spent(0)
@@ -146,16 +146,16 @@ class TestOneGateway:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve("key-1", 100, None, 60) as reservation:
+            with await gateway.budgets.reserve(budgeted("key-1", 100, None), 60) as reservation:
                 pass
-            reservation.settle(30)
+            reservation.settle(Usage(30, 0), "demo")
             assert await gateway.has_spent(0)
 
     async def test_concurrent_requests_do_not_exceed_the_budget(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            asked = [gateway.budgets.reserve("key-1", 1000, None, 30) for _ in range(50)]
+            asked = [gateway.budgets.reserve(budgeted("key-1", 1000, None), 30) for _ in range(50)]
             answers = await asyncio.gather(*asked, return_exceptions=True)
             assert sum(not isinstance(answer, QuotaUsedUp) for answer in answers) == 33
 
@@ -163,7 +163,7 @@ class TestOneGateway:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            asked = [gateway.budgets.reserve("key-1", None, None, 1) for _ in range(50)]
+            asked = [gateway.budgets.reserve(budgeted("key-1", None, None), 1) for _ in range(50)]
             await asyncio.gather(*asked)
             assert database.reads == 1
 
@@ -175,7 +175,9 @@ class TestOneGateway:
                 gateway.spend(number + 1, f"key-{number}")
             await gateway.ledger.close()
             keys = [f"key-{number}" for number in range(600)]
-            await asyncio.gather(*(gateway.budgets.reserve(key, 99, 99, 1) for key in keys))
+            await asyncio.gather(
+                *(gateway.budgets.reserve(budgeted(key, 99, 99), 1) for key in keys)
+            )
             assert database.reads == 2
             assert await gateway.has_spent(21, key_id="key-20") is False  # one more is held
             assert await gateway.has_spent(22, key_id="key-20")
@@ -201,7 +203,7 @@ class TestOneGateway:
     ) -> None:
         clock.set("2026-11-30T23:59:59.9")
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve("key-1", 100, None, 60):
+            with await gateway.budgets.reserve(budgeted("key-1", 100, None), 60):
                 clock.set("2026-12-01T00:00:00")
                 assert await gateway.has_spent(60, 60)
 
@@ -238,7 +240,7 @@ class TestWhatIsTold:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve("key-1", 100, 100, 100):
+            with await gateway.budgets.reserve(budgeted("key-1", 100, 100), 100):
                 assert [*gateway.budgets.usage_levels()] == [("day", 0, 0), ("month", 0, 0)]
 
     async def test_idle_key_does_not_count(self, database: Faulty, clock: Clock) -> None:
@@ -312,10 +314,12 @@ class TestOwners:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve("key-1", 100, None, 60, owner=research(100)) as held:
+            with await gateway.budgets.reserve(
+                budgeted("key-1", 100, None, owner=research(100)), 60
+            ) as held:
                 assert await gateway.has_spent(60)
                 assert await self.owner_has_spent(gateway, 60)
-                held.settle(25)
+                held.settle(Usage(25, 0), "demo")
                 assert await gateway.has_spent(25)
                 assert await self.owner_has_spent(gateway, 25)
                 gateway.spend(25, "key-1", "research")
@@ -337,7 +341,7 @@ class TestOwners:
         """The first of them waits for the database with both accounts unknown."""
         async with running(database, clock) as gateway:
             asked = [
-                gateway.budgets.reserve(f"key-{n % 2}", 50, None, 10, owner=research(70))
+                gateway.budgets.reserve(budgeted(f"key-{n % 2}", 50, None, owner=research(70)), 10)
                 for n in range(20)
             ]
             answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -355,20 +359,22 @@ class TestOwners:
         async with running(database, clock) as gateway:
             gateway.spend(60, "key-1", "research")
             for key, owner, words in (
-                (100, 1000, "of the daily budget of 100 tokens 40 are left"),
+                (100, 1000, "the daily budget of 100 tokens has 40 tokens left"),
                 (
                     1000,
                     100,
-                    "of the daily budget of 100 tokens, which all keys of this key's owner share, "
-                    "40 are left",
+                    "the daily budget of 100 tokens, which all keys of this key's owner share, "
+                    "has 40 tokens left",
                 ),
             ):
                 with pytest.raises(QuotaUsedUp, match=words):
-                    await gateway.budgets.reserve("key-1", key, None, 50, owner=research(owner))
+                    await gateway.budgets.reserve(
+                        budgeted("key-1", key, None, owner=research(owner)), 50
+                    )
             with pytest.raises(
                 QuotaUsedUp, match=r"^the daily budget of the owner of this key is 0"
             ):
-                await gateway.budgets.reserve("key-1", None, None, 1, owner=research(0))
+                await gateway.budgets.reserve(budgeted("key-1", None, None, owner=research(0)), 1)
 
     async def test_refusal_by_both_budgets_reports_the_longer_wait(
         self, database: Faulty, clock: Clock
@@ -380,7 +386,9 @@ class TestOwners:
                 (100, None, research(None, 100)),
             ):
                 with pytest.raises(QuotaUsedUp, match=r"until 2026-12-01") as caught:
-                    await gateway.budgets.reserve("key-1", daily, monthly, 50, owner=owner)
+                    await gateway.budgets.reserve(
+                        budgeted("key-1", daily, monthly, owner=owner), 50
+                    )
                 assert caught.value.retry_after_s == 9 * 86400 + 43200
 
     async def test_request_without_max_tokens_gets_a_share_of_the_tighter_budget(
@@ -388,7 +396,9 @@ class TestOwners:
     ) -> None:
         async with running(database, clock) as gateway:
             for key, owner in ((1000, 100), (100, 1000)):
-                asked = gateway.budgets.reserve("key-1", key, None, 20, (1, 900), research(owner))
+                asked = gateway.budgets.reserve(
+                    budgeted("key-1", key, None, owner=research(owner)), 20, (1, 900)
+                )
                 with await asked as held:
                     assert held.tokens == 50
 
@@ -459,7 +469,7 @@ class TestDatabaseDown:
             gateway.spend(100)
             database.down = True
             with pytest.raises(ServiceUnavailable, match="try again"):
-                await gateway.budgets.reserve("key-1", 1000, None, 1)
+                await gateway.budgets.reserve(budgeted("key-1", 1000, None), 1)
             database.down = False
             clock.now += REFRESH_S
             assert await gateway.has_spent(100)
@@ -471,7 +481,7 @@ class TestDatabaseDown:
             database.down = True
             for _ in range(20):
                 with pytest.raises(ServiceUnavailable):
-                    await gateway.budgets.reserve("key-1", 1000, None, 1)
+                    await gateway.budgets.reserve(budgeted("key-1", 1000, None), 1)
             assert database.reads == 1
 
     async def test_unused_key_is_evicted(self, database: Faulty, clock: Clock) -> None:
@@ -506,7 +516,7 @@ class TestDatabaseDown:
                 patch.setattr(gateway.budgets, "_read", lambda *_: 1 / 0)
                 for key_id in ("key-1", "key-2", "key-1"):
                     with pytest.raises(ServiceUnavailable, match="try again"):
-                        await gateway.budgets.reserve(key_id, 1000, None, 1)
+                        await gateway.budgets.reserve(budgeted(key_id, 1000, None), 1)
             assert len([one for one in caplog.records if one.exc_info]) == 1
             clock.now += REFRESH_S
             assert await gateway.has_spent(0)

@@ -16,7 +16,7 @@ from app.usage import ledger as ledger_module
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.token_usage import Usage
-from tests.app.usage.records import ledger_for, opened, record, rows, totals
+from tests.app.usage.records import budgeted, ledger_for, opened, record, rows, totals
 from tests.services import PostgresServer
 
 ROOT = Path(__file__).parents[3]
@@ -142,15 +142,15 @@ class TestPostgres:
         ledger = ledger_for(database)
         budgets = Budgets(database, ledger)
         try:
-            with await budgets.reserve("key-1", 100, None, 10):
+            with await budgets.reserve(budgeted("key-1", 100, None), 10):
                 pass
             own_postgres.pause()
             for _ in range(3):
                 ledger.add(record(usage=Usage(10, 0)))
-                with await budgets.reserve("key-1", 100, None, 10):
+                with await budgets.reserve(budgeted("key-1", 100, None), 10):
                     pass
             with pytest.raises(ServiceUnavailable):
-                await budgets.reserve("key-2", 100, None, 10)
+                await budgets.reserve(budgeted("key-2", 100, None), 10)
             own_postgres.resume()
             await ledger.close()
             assert (await totals(database))["requests"] == 3

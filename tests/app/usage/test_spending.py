@@ -171,14 +171,14 @@ class TestRefusal:
         assert error is not None
         assert (error.limit, error.retry_after_s) == ("budget", 60)
         assert error.message == (
-            "of the daily budget of 100 tokens 40 are left until 2026-11-22 00:00 UTC, and this "
-            "request may take 41; a lower max_tokens may let it through"
+            "the daily budget of 100 tokens has 40 tokens left until 2026-11-22 00:00 UTC, and "
+            "this request may take 41 tokens; a lower max_tokens may let it through"
         )
 
     def test_exhausted_budget_refuses_regardless_of_max_tokens(self) -> None:
         error = refused(Spent(130, 130), 100, None, 10)
         assert error is not None
-        assert " 0 are left " in error.message
+        assert " has 0 tokens left " in error.message
         assert "max_tokens" not in error.message
 
     @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ class TestRefusal:
     def test_refusal_by_both_budgets_reports_the_longer_wait(self) -> None:
         error = refused(Spent(100, 1000), 100, 1000, 1)
         assert error is not None
-        assert error.message.startswith("of the monthly")
+        assert error.message.startswith("the monthly")
         assert error.retry_after_s is not None
         error = refused(Spent(100, 1000), 100, 1000, 101)
         assert error is not None
-        assert error.message.startswith("of the daily")
+        assert error.message.startswith("the daily")
         assert error.retry_after_s is None
 
     def test_a_request_above_the_budget_never_passes(self) -> None:

@@ -21,7 +21,7 @@ from app.usage.alerts.outbox import LEASE_MS, RETENTION_MS
 from app.usage.budgets import BudgetAccount, Budgets
 from app.usage.token_usage import Usage
 from tests.app.usage.alerts.receiver import SECRET, Receiver
-from tests.app.usage.records import Clock, Faulty, ledger_for, record, rows
+from tests.app.usage.records import Clock, Faulty, budgeted, ledger_for, record, rows
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -60,8 +60,8 @@ class Gateway:
         owner: Owner | None = None,
     ) -> None:
         """Have a request take so many tokens."""
-        with await self.budgets.reserve(key_id, daily, None, 1, owner=owner) as held:
-            held.settle(tokens)
+        with await self.budgets.reserve(budgeted(key_id, daily, None, owner=owner), 1) as held:
+            held.settle(Usage(tokens, 0), "demo")
             name = "" if owner is None else owner.name
             self.ledger.add(record(key_id=key_id, usage=Usage(tokens, 0), owner=name))
 
@@ -178,10 +178,10 @@ async def test_refusal_by_a_budget_alerts_once(
         await gateway.spend(500, owner=TEAM)
         for tokens in (600, 700):
             with pytest.raises(QuotaUsedUp):
-                await gateway.budgets.reserve("key-1", 10**6, None, tokens, owner=TEAM)
+                await gateway.budgets.reserve(budgeted("key-1", 10**6, None, owner=TEAM), tokens)
         # Larger than the whole budget: it says nothing of what is used.
         with pytest.raises(QuotaUsedUp):
-            await gateway.budgets.reserve("key-9", 10, None, 11)
+            await gateway.budgets.reserve(budgeted("key-9", 10, None), 11)
         await receiver.until(1)
         await quiet()
         assert receiver.messages == [("research", "refused")]
@@ -196,7 +196,7 @@ async def test_alert_belongs_to_the_day_of_the_request_not_of_the_check(
         database.down = True
         await gateway.spend(899)
         with pytest.raises(QuotaUsedUp):
-            await gateway.budgets.reserve("key-1", 1000, None, 600)
+            await gateway.budgets.reserve(budgeted("key-1", 1000, None), 600)
         clock.set("2026-11-23T00:00:01")
         database.down = False
         await receiver.until(2)
@@ -206,7 +206,7 @@ async def test_alert_belongs_to_the_day_of_the_request_not_of_the_check(
         # The next day's own refusal is another alert.
         await gateway.spend(500)
         with pytest.raises(QuotaUsedUp):
-            await gateway.budgets.reserve("key-1", 1000, None, 600)
+            await gateway.budgets.reserve(budgeted("key-1", 1000, None), 600)
         await receiver.until(3)
         assert data(receiver)[-1]["starts_at"][:10] == "2026-11-23"
 
@@ -363,7 +363,7 @@ async def test_no_secret_is_in_the_log_or_in_a_representation(
         clock.now += 6
         await gateway.until_count("delivered", 1)
         shown = repr(gateway.alerts)
-    assert "delivered: key key-1 reached 80 % of its daily budget of 1000 tokens" in caplog.text
+    assert "delivered: key key-1 reached 80 % of its daily budget of 1,000 tokens" in caplog.text
     assert shown == "<Alerts http://127.0.0.1>"
     for secret in ("a-secret-path", SECRET, SECRET[6:30]):
         assert secret not in caplog.text
@@ -385,10 +385,9 @@ async def test_waiting_accounts_are_bounded(
 ) -> None:
     alerts = Gateway(database, receiver, clock).alerts
     for number in range(MAX_WAITING + 10):
-        account = BudgetAccount("key", str(number))
-        account.daily = 1
+        account = BudgetAccount("key", str(number), budgeted(str(number), 1))
         alerts.spent(account, 1, "2026-11-22")
-        alerts.refused(account, "day", "2026-11-22")
+        alerts.refused(account, "tokens", "day", "2026-11-22")
     assert len(alerts._waiting) == MAX_WAITING
 
 

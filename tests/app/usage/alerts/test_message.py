@@ -77,7 +77,7 @@ def test_owner_message_names_share_and_budget() -> None:
             "share": 0.8,
         },
     }
-    assert str(OWNER) == "owner research reached 80 % of its monthly budget of 1000 tokens"
+    assert str(OWNER) == "owner research reached 80 % of its monthly budget of 1,000 tokens"
 
 
 def test_a_message_of_a_key_names_it_and_its_owner() -> None:

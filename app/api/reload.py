@@ -28,10 +28,16 @@ class ShownModel(BaseModel):
     model: str
     outcome: Outcome
     reason: str | None
+    warning: str | None = Field(description="Such as a remote server that does not respond yet.")
 
     @classmethod
     def of(cls, report: ModelReport) -> "ShownModel":
-        return cls(model=report.model, outcome=report.outcome, reason=report.reason)
+        return cls(
+            model=report.model,
+            outcome=report.outcome,
+            reason=report.reason,
+            warning=report.warning,
+        )
 
 
 class ShownReport(BaseModel):

@@ -25,11 +25,13 @@ async def ensure_ready(engine: Engine) -> None:
 async def start_all(engines: Sequence[DeployedEngine]) -> None:
     """Start engines, which queue for their turns; all have settled when this returns.
 
-    Raises NotStarted.
+    A remote server that does not respond stays as it is, FAILED, and is checked again and again, as
+    at the start of a gateway. Raises NotStarted for other engines.
     """
     faults = await asyncio.gather(*map(start, engines), return_exceptions=True)
-    for fault in faults:
-        if isinstance(fault, BaseException):
+    for deployed, fault in zip(engines, faults, strict=True):
+        tolerated = isinstance(fault, NotStarted) and not deployed.engine.capabilities.managed
+        if isinstance(fault, BaseException) and not tolerated:
             raise fault
 
 

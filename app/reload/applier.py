@@ -13,6 +13,7 @@ from app.errors import GatewayError
 from app.fleet import (
     ComingChange,
     DiscoveredServers,
+    EngineConfig,
     EnginePlan,
     Fleet,
     ModelDeployment,
@@ -93,13 +94,15 @@ class Applier:
                     self._apply_settings(changed)
         for addition in found.added:
             if not addition.needs_restart:
-                fault = await self._add(addition)
+                name, fault = addition.model.name, await self._add(addition)
                 outcome = Outcome.ADDED if fault is None else Outcome.NOT_ADDED
-                reports.append(ModelReport(addition.model.name, outcome, fault))
+                warning = self._silent_servers(name, addition.configs) if fault is None else None
+                reports.append(ModelReport(name, outcome, fault, warning))
         owners = self._owners()
         for change in changed:
             reason = _name_conflict(change.new, owners)
-            reports.append(ModelReport(change.new.name, Outcome.CHANGED, reason))
+            warning = self._silent_servers(change.new.name, change.plan.added)
+            reports.append(ModelReport(change.new.name, Outcome.CHANGED, reason, warning))
         return tuple(reports)
 
     async def _discover_ahead(self, coming: Mapping[ModelDeployment, ComingChange]) -> None:
@@ -144,6 +147,17 @@ class Applier:
         usage = self._in_force.settings.usage
         prices = {model.name: model.price for model in models}
         self._adjustable.ledger.reprice(prices, usage.retention_days, usage.currency)
+
+    def _silent_servers(self, model: str, added: Sequence[EngineConfig]) -> str | None:
+        """Return which of a model's new remote servers do not respond; None: all do."""
+        found = (self._fleet.deployments[model].find(config.name) for config in added)
+        engines = [one.engine for one in found if one is not None]
+        silent = [
+            f"engine {engine.name} does not respond yet: {engine.last_error or engine.state}"
+            for engine in engines
+            if not engine.capabilities.managed and engine.state is not EngineState.READY
+        ]
+        return "; ".join(silent) or None
 
     def _owners(self) -> dict[str, str]:
         """Return the names and aliases of all models, each with its model."""

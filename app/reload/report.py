@@ -21,11 +21,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """Outcome for one model; `reason` says why it is not what was requested."""
+    """Outcome for one model; `reason` says why it is not what was requested.
+
+    `warning` is something to know about what was done as requested.
+    """
 
     model: str
     outcome: Outcome
     reason: str | None = None
+    warning: str | None = None
 
     @property
     def done(self) -> bool:
@@ -34,7 +38,8 @@ class ModelReport:
 
     def __str__(self) -> str:
         line = f"model {shown(self.model)}: {self.outcome}"
-        return line if self.reason is None else f"{line}: {self.reason}"
+        remarks = [remark for remark in (self.reason, self.warning) if remark is not None]
+        return f"{line}: {'; '.join(remarks)}" if remarks else line
 
 
 @dataclass(frozen=True, slots=True)

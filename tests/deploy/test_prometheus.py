@@ -59,7 +59,10 @@ def test_alert_says_how_bad_it_is_what_to_do_and_where_to_read_on(rule: dict[str
     said = rule["annotations"]
     assert len(said["summary"]) < 130
     assert len(said["description"]) > 80
-    page, _, anchor = said["runbook_url"].partition("#")
+    found = re.fullmatch(r"({{.*}})(.*)#(.*)", said["runbook_url"])
+    assert found is not None
+    base, page, anchor = found.groups()
+    assert base == "{{ $externalLabels.gateway_docs }}"
     assert anchor == rule["alert"].lower()
     headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
     assert rule["alert"] in headings

@@ -33,7 +33,9 @@ class TestChangeInPlace:
         async with run(tmp_path, model("demo", alone())) as one:
             old = one.engine("demo-0")
             report = await one.reload(model("demo", alone(args=LONGER)))
-            assert report["models"] == [{"model": "demo", "outcome": "changed", "reason": None}]
+            assert report["models"] == [
+                {"model": "demo", "outcome": "changed", "reason": None, "warning": None}
+            ]
             assert (await one.chat()).status_code == 200
             assert one.has_longer_context("demo-0")
             assert old.state is EngineState.STOPPED
@@ -101,8 +103,8 @@ class TestChangeInPlace:
             reason = "engine demo-1: no room for KV cache; demo-0 serves on"
             assert not report["ok"]
             assert report["models"] == [
-                {"model": "demo", "outcome": "rolled back", "reason": reason},
-                {"model": "other", "outcome": "changed", "reason": None},
+                {"model": "demo", "outcome": "rolled back", "reason": reason, "warning": None},
+                {"model": "other", "outcome": "changed", "reason": None, "warning": None},
             ]
             assert report["lines"][-1] == "done, except for 1 of 2 models"
             assert (await one.chat("a")).status_code == 200
@@ -229,10 +231,32 @@ class TestAddAndRemove:
                     "model": "new",
                     "outcome": "not added",
                     "reason": "engine new-1: no room for KV cache",
+                    "warning": None,
                 }
             ]
             assert (await one.chat("new")).status_code == 404
             assert child_processes() == before
+            assert (await one.chat()).status_code == 200
+
+    async def test_model_of_a_server_that_is_down_is_added_and_checked_again(
+        self, tmp_path: Path
+    ) -> None:
+        down = remote(f"http://127.0.0.1:{free_port()}")
+        async with run(tmp_path, model()) as one:
+            report = await one.reload(model(), model("far", down))
+            assert (report["ok"], report["lines"][-1]) == (True, "done")
+            [far] = report["models"]
+            assert (far["outcome"], far["reason"]) == ("added", None)
+            assert far["warning"].startswith("engine far-0 does not respond yet: ")
+            assert "Connection refused" in far["warning"]
+            assert one.states()[-1] is EngineState.FAILED
+            assert (await one.chat("far")).status_code == 503
+            # So is another server of a model that serves.
+            [demo] = (await one.reload(model("demo", process(), down), model("far", down)))[
+                "models"
+            ]
+            assert (demo["outcome"], demo["reason"]) == ("changed", None)
+            assert demo["warning"].startswith("engine demo-1 does not respond yet: ")
             assert (await one.chat()).status_code == 200
 
     async def test_name_passes_from_one_model_to_another(self, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class TestLines:
         assert found.changed[0].effective.engines == old.models[0].engines
 
     def test_line_breaks_are_escaped(self) -> None:
-        new = settings(model(aliases=["a\nb\x1b[31m", "x" * 250]))
+        new = settings(model("demo", process(model="a\nb\x1b[31m" + "x" * 250)))
         [line] = lines(settings(), new)
         assert line.isprintable()
         assert len(line) < 200

@@ -109,6 +109,7 @@ class TestOverlap:
                     "model": "demo",
                     "outcome": "rolled back",
                     "reason": "engine demo-1: no room for KV cache; demo-0 serves on",
+                    "warning": None,
                 }
             ]
             assert one.pids() == before

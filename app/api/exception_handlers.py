@@ -93,14 +93,15 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _database(request: Request, error: Exception) -> Response:
     text = str(error)
     if not isinstance(error, DatabaseBusy):
-        log.warning("%s %s: %s", request.method, request.scope["path"], error)
-        text = "the database does not answer"
+        # Not "/admin/keys: the …", which looks like a secret with its name.
+        log.warning("%s %s failed: %s", request.method, request.scope["path"], error)
+        text = "the database does not answer (the gateway's log has the reason)"
     known = errors.ServiceUnavailable(f"{text}; try again")
     return error_response(known, request.scope)
 
 
 async def _values_rejected(request: Request, error: Exception) -> Response:
-    log.warning("%s %s: %s", request.method, request.scope["path"], error)
+    log.warning("%s %s failed: %s", request.method, request.scope["path"], error)
     known = errors.BadRequest("the database rejected these values; retrying will not help")
     return error_response(known, request.scope)
 

@@ -432,7 +432,9 @@ class Budgets:
                     log.warning(message, error, exc_info=trace)
                 self._failed_at = self._clock()
             else:
-                self._failed_at = -math.inf
+                if self._failed_at != -math.inf:
+                    self._failed_at = -math.inf
+                    log.info("budgets are read again")
             finally:
                 for account in accounts:
                     assert account.reading is not None

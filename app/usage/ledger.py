@@ -101,7 +101,7 @@ class Ledger:
         self._listener: RecordListener | None = None
         self._running: asyncio.Task[Any] | None = None
         self._ended = False
-        self._down = False
+        self._outage: DatabaseUnavailable | None = None
         self._lost = 0  # since the last successful write
 
     def reprice(
@@ -157,7 +157,8 @@ class Ledger:
         if left := self.pending:
             self._closed.clear()
             self._metrics.usage_records_lost.add((), left)
-            log.error("%d usage records are lost: the database does not answer", left)
+            reason = self._outage or "the database does not answer"
+            log.error("%d usage records are lost, which the access log has: %s", left, reason)
 
     @property
     def pending(self) -> int:
@@ -237,9 +238,9 @@ class Ledger:
                 continue
             self._closed.popleft()
             self._drop(len(batch.records), fault)
-        if self._down or self._lost:
+        if self._outage or self._lost:
             log.warning("usage ledger available again; %d records were lost", self._lost)
-            self._down = False
+            self._outage = None
             self._lost = 0
 
     async def _write(self, batch: _Batch) -> None:
@@ -300,9 +301,9 @@ class Ledger:
         return await connection.scalar(select(usage_records.c.id).where(first)) is not None
 
     def _report_outage(self, error: DatabaseUnavailable) -> None:
-        if not self._down:
-            self._down = True
+        if self._outage is None:
             log.error("usage waits in memory, %d records at most: %s", self._max_waiting, error)
+        self._outage = error
 
     def _drop(self, records: int, fault: Exception) -> None:
         """Count records that the database rejects as lost."""

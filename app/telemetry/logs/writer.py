@@ -115,6 +115,7 @@ class LogWriter:
         self._closing = False
         self._unreported = 0  # lost and not yet reported
         self._fallback = False  # lines for the file go to standard error
+        self._missing = 0  # lines that the file lacks since it was last written
         self.lost = 0
         # A daemon: a blocked write must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
@@ -174,9 +175,10 @@ class LogWriter:
             self._count(lines, unreported=True)
             return False
         try:
-            self._file.write(data)
+            self._file.write(self._gap() + data)
         except OSError as error:
             self._count(lines)
+            self._missing += lines
             if not self._fallback:
                 self._fallback = True
                 fault = f"cannot write logs.file {self._file.path}: {error.strerror}"
@@ -184,9 +186,17 @@ class LogWriter:
             return self._to_stderr(data)
         if self._fallback:
             self._fallback = False
+            self._missing = 0
             line = self._warning(f"writing logs.file {self._file.path} again")
             self._to_stderr(line.encode())
         return True
+
+    def _gap(self) -> bytes:
+        """Return the line for a file that could not be written, which tells what it lacks."""
+        if not self._missing:
+            return b""
+        text = f"{self._missing} log lines are missing here, since this file could not be written"
+        return self._warning(f"{text}; they went to standard error").encode()
 
     def _warning(self, text: str) -> str:
         return f"{self._format(logging.WARNING, text)}\n"

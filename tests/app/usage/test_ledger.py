@@ -270,7 +270,8 @@ class TestDatabaseDown:
         await flushed(ledger, *[record()] * (BATCH + 7))
         assert lost(metrics) == BATCH + 7
         assert caplog.messages[-1] == (
-            f"{BATCH + 7} usage records are lost: the database does not answer"
+            f"{BATCH + 7} usage records are lost, which the access log has: "
+            "the database does not answer: it is down"
         )
         ledger.add(record())
         assert lost(metrics) == BATCH + 8

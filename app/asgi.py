@@ -53,6 +53,7 @@ class ClientExchange(Protocol):
     path: str  # unquoted
     query: bytes
     headers: list[tuple[bytes, bytes]]  # names in lower case
+    by_name: dict[bytes, bytes]  # the same, the last of several of one name
     request_id: str  # the client's x-request-id where it is harmless, a new one otherwise
     received_at: float  # by perf_counter; of a pipelined request, when its turn has come
 

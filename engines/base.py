@@ -245,18 +245,28 @@ class EngineStatus:
     """
 
     __slots__ = (
-        "changes", "facts", "last_error", "load_s", "memory_gib", "restarts", "since", "state",
+        "_facts", "changes", "last_error", "load_s", "memory_gib", "restarts", "since", "state",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.state = EngineState.STOPPED
         self.since = time.time()
         self.changes = ChangeNotifier()
-        self.facts = EngineFacts()
+        self._facts = EngineFacts()
         self.last_error: str | None = None
         self.restarts = 0
         self.load_s: float | None = None
         self.memory_gib: float | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: EngineFacts) -> None:
+        """Set new facts and notify of the change."""
+        self._facts = facts
+        self.changes.notify()
 
     def fire(self, event: Event) -> None:
         """Move to the state that follows. Raises IllegalTransition."""
@@ -300,7 +310,7 @@ class Engine(ABC):
 
     @property
     def changes(self) -> ChangeNotifier:
-        """The event of every change of `state`, `starting` and `given_up`."""
+        """The event of every change of `state`, `facts`, `starting` and `given_up`."""
         return self._status.changes
 
     @property

@@ -17,15 +17,18 @@ class ChangeNotifier:
     Nothing is created until a task waits, and a waiter that is canceled leaves nothing behind.
     """
 
-    __slots__ = ("_targets", "_waiters")
+    __slots__ = ("_targets", "_waiters", "count")
 
     def __init__(self) -> None:
+        # Changes so far: while it stays the same, nothing has changed.
+        self.count = 0
         # In the order in which they began to wait.
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._targets: list[ChangeNotifier] = []
 
     def notify(self) -> None:
         """Wake every task that waits, here and at the notifiers that this one forwards to."""
+        self.count += 1
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():

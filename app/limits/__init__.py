@@ -7,6 +7,15 @@ limit in use, and `ReadLimiter` limits reads. The limits are counted in `memory_
 
 from app.limits.limiter import LimitDecision, Limiter, ReadLimiter
 from app.limits.terms import HEADER_NAMES, LimitRequest
+from app.limits.terms import Scope as LimitScope
 from app.limits.use import LimitUse
 
-__all__ = ("HEADER_NAMES", "LimitDecision", "LimitRequest", "LimitUse", "Limiter", "ReadLimiter")
+__all__ = (
+    "HEADER_NAMES",
+    "LimitDecision",
+    "LimitRequest",
+    "LimitScope",
+    "LimitUse",
+    "Limiter",
+    "ReadLimiter",
+)

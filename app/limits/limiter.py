@@ -21,6 +21,7 @@ from app.limits.terms import (
     NOTHING_TAKEN,
     LimitRequest,
     Reading,
+    Scope,
     Scopes,
     Terms,
     settlement,
@@ -140,20 +141,26 @@ class Limiter:
             )
             metrics.redis_available.set((), 1)
 
-    def decide_at_once(self, request: LimitRequest) -> LimitDecision | None:
+    def scope(self, request: LimitRequest) -> Scope:
+        """Return the limits of all requests that differ from this one only in their tokens."""
+        return self._scopes.scope(request)
+
+    def decide_at_once(self, terms: Terms) -> LimitDecision | None:
         """Decide now. Returns None if Redis must be asked: see `decide`."""
         if self._redis is not None:
             return None
-        terms = self._scopes.terms(request)
         reading = self._memory.decide(terms, monotonic())
         return LimitDecision(terms, reading, self._burst_s, self._release)
 
     async def decide(self, request: LimitRequest) -> LimitDecision:
-        """Admit a request and charge all its limits, or none.
+        """Admit a request and charge all its limits, or none; see `decide_terms`."""
+        return await self.decide_terms(self._scopes.terms(request))
+
+    async def decide_terms(self, terms: Terms) -> LimitDecision:
+        """Admit a request with these limits and charge them all, or none.
 
         Raises ServiceUnavailable while Redis is unavailable and the policy is `closed`.
         """
-        terms = self._scopes.terms(request)
         redis = self._redis
         if redis is None or not (terms.buckets or terms.slots):
             return self._decide_in_memory(terms)

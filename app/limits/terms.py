@@ -88,6 +88,16 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     # Template of the rate headers' lines, if there is exactly one bucket of each kind.
     header_lines: bytes | None
 
+    def terms(self, tokens: int) -> "Terms":
+        """Return the limits that a request of so many tokens meets."""
+        if tokens > MAX_TOKENS:
+            tokens = MAX_TOKENS
+        costs = self.costs.copy()
+        for place, limit, max_s in self.metered:
+            cost_s = tokens * 60.0 / limit if limit else seconds(tokens, 0)
+            costs[place] = cost_s if cost_s < max_s else max_s
+        return Terms(self, costs, tokens)
+
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """The limits that a request meets, and its costs."""
@@ -135,6 +145,10 @@ class Scopes:
 
     def terms(self, request: LimitRequest) -> Terms:
         """Return the limits that a request meets; empty if nothing is limited."""
+        return self.scope(request).terms(request.tokens)
+
+    def scope(self, request: LimitRequest) -> Scope:
+        """Return the limits of all requests that differ from this one only in their tokens."""
         at = request.key_id, request.model, request.concurrent, request.precharged
         scope = self._known.get(at)
         # Settings are frozen: changed limits are another object.
@@ -147,12 +161,7 @@ class Scopes:
             if len(self._known) >= self._max_size:
                 self._known.clear()
             scope = self._known[at] = scope_of(request, self._burst_s)
-        tokens = request.tokens if request.tokens < MAX_TOKENS else MAX_TOKENS
-        costs = scope.costs.copy()
-        for place, limit, max_s in scope.metered:
-            cost_s = tokens * 60.0 / limit if limit else seconds(tokens, 0)
-            costs[place] = cost_s if cost_s < max_s else max_s
-        return Terms(scope, costs, tokens)
+        return scope
 
 
 def terms_of(request: LimitRequest, burst_s: float = inf) -> Terms:

@@ -8,8 +8,9 @@ once.
 1. **Authenticate** (`relay.py`). The key becomes a `Principal`. An error becomes a response in the
    caller's dialect, or an event in a stream that has begun.
 2. **Read and plan** (`request_handler.py`). The body is parsed, or scanned while it arrives
-   (`body_reader.py`); for the requested model a `BodyPlan` of `app.request_body` says what changes
-   in it and what it may cost.
+   (`body_reader.py`). What the caller and the requested model have in common with other requests is
+   bound already (`bindings.py`); a `BodyPlan` of `app.request_body` says what changes in the body
+   and what it may cost.
 3. **Reserve** (`request_handler.py`). The limiter decides, then the budgets; the `Reservation`
    holds both until they are settled.
 4. **Serve** (`model_request.py`). A model that is loaded on demand is leased; the fair queue gives
@@ -26,6 +27,7 @@ cancel the request's task at whatever it awaits, so no step polls for them. `Req
 and cancels requests.
 """
 
+from app.relay.bounds import RelayBounds, memory_bounds
 from app.relay.relay import CLIENT_CLOSED_REQUEST, Relay
 from app.relay.request_context import RequestsInFlight
 from app.relay.request_directory import (
@@ -35,7 +37,7 @@ from app.relay.request_directory import (
     RequestFilter,
     RequestView,
 )
-from app.relay.services import Forecasts, RelayBounds, RelayServices, memory_bounds
+from app.relay.services import Forecasts, RelayServices
 
 __all__ = [
     "CLIENT_CLOSED_REQUEST",

@@ -3,11 +3,15 @@
 import logging
 from math import ceil
 
+import msgspec
+
 from app import errors
 from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
+from app.relay.routing_hints import RequestHints
+from app.request_body import BodyPlan
 from app.residency import remaining_s
-from app.routing import Model, Replica, RoutingHints
+from app.routing import Model, Replica
 from app.telemetry.metrics import Metrics
 from engines.base import EngineDied, EngineError, EngineNotReady, EngineState, EngineTimeout
 
@@ -18,66 +22,58 @@ log = logging.getLogger(__name__)
 ATTEMPTS_AFTER_SENDING = 2
 
 
-class Attempts:
+class Attempts(msgspec.Struct, eq=False):
     """The attempts of one request at the replicas of a model.
 
     Invariant: `request.engine` is the last engine that was reached, at every moment: the client may
     disconnect at any.
     """
 
-    __slots__ = (
-        "_hints", "_left", "_metrics", "_model", "_reached", "_request", "_sent", "fault", "lost",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        model: Model,
-        hints: RoutingHints,
-        request: RequestContext,
-        metrics: Metrics,
-        deaths: int = 0,
-    ) -> None:
-        """`hints` are for the model's routing policy.
-
-        `deaths` are of the model's engines, after they had been sent the request.
-        """
-        self._model = model
-        self._hints = hints
-        pinned = request.pinned_engine
-        self._left = list(model.replicas)
-        if pinned is not None:
-            self._left = [replica for replica in self._left if replica.engine.name == pinned]
-        self._request = request
-        self._metrics = metrics
-        # Model and engine that were reached before the current attempt.
-        self._reached: tuple[str, str | None]
-        self._sent = deaths
-        self.fault: EngineError | None = None  # of the previous attempt
-        self.lost: LostEngine | None = None  # the last one that died, or takes nothing more
-
-    @property
-    def deaths(self) -> int:
-        """The number of the model's engines that failed after they had been sent the request."""
-        return self._sent
+    model: Model
+    plan: BodyPlan
+    request: RequestContext
+    metrics: Metrics
+    # Engines of the model that failed after they had been sent the request.
+    deaths: int
+    left: list[Replica] | None = None  # None: all of the model's
+    # Model and engine that were reached before the current attempt.
+    reached: tuple[str, str | None] = ("", None)
+    fault: EngineError | None = None  # of the previous attempt
+    lost: LostEngine | None = None  # the last one that died, or takes nothing more
 
     def next_replica(self) -> Replica:
         """Return the replica to try now. Raises errors.EngineUnavailable and EngineFailed."""
-        replica = None
-        if self._sent < ATTEMPTS_AFTER_SENDING:
-            replica = self._model.policy.choose(self._left, self._hints)
-        if replica is None:
+        model, request, left = self.model, self.request, self.left
+        if left is None:
+            left = self.left = self._candidates()
+        if self.deaths >= ATTEMPTS_AFTER_SENDING or not left:
             raise self._none_left()
-        self._left.remove(replica)
+        replica = left.pop() if len(left) == 1 else self._choose(left)
         if self.fault is not None:
-            self._metrics.retries.add((self.fault.reason,))
-        request = self._request
-        self._reached = request.model, request.engine
-        request.model, request.engine = self._model.name, replica.engine.name
+            self.metrics.retries.add((self.fault.reason,))
+        self.reached = request.model, request.engine
+        request.model, request.engine = model.name, replica.engine.name
+        return replica
+
+    def _candidates(self) -> list[Replica]:
+        pinned, replicas = self.request.pinned_engine, self.model.replicas
+        if pinned is None:
+            return [*replicas]
+        return [replica for replica in replicas if replica.engine.name == pinned]
+
+    def _choose(self, left: list[Replica]) -> Replica:
+        """Take the replica that the model's policy chooses among several."""
+        request, plan = self.request, self.plan
+        salt = plan.rewrite.cache_salt
+        hints = RequestHints(request.exchange, request.principal.id, plan.body, salt)
+        replica = self.model.policy.choose(left, hints)
+        assert replica is not None
+        left.remove(replica)
         return replica
 
     def note_failure(self, replica: Replica, fault: EngineError) -> None:
         """Note that a replica failed. Raises EngineTooSlow where no other may be tried."""
-        request = self._request
+        request = self.request
         fields = {
             "request_id": request.exchange.request_id,
             "model": replica.served_name,
@@ -85,7 +81,7 @@ class Attempts:
         }
         self.fault = fault
         if isinstance(fault, EngineNotReady):
-            request.model, request.engine = self._reached
+            request.model, request.engine = self.reached
             if replica.engine.capabilities.managed and replica.engine.state is EngineState.READY:
                 self.lost = LostEngine(replica.engine)
             log.debug("engine %s not ready: %s", replica.engine.name, fault, extra=fields)
@@ -93,15 +89,15 @@ class Attempts:
         log.warning("engine %s failed a request: %s", replica.engine.name, fault, extra=fields)
         if isinstance(fault, EngineTimeout):
             # No second attempt: the engine may still be computing the first one's response.
-            name = self._model.name
+            name = self.model.name
             raise errors.EngineTooSlow(f"no answer from model {name!r} in time") from None
-        self._sent += 1
+        self.deaths += 1
         died = isinstance(fault, EngineDied) and replica.engine.capabilities.managed
         self.lost = LostEngine(replica.engine) if died else None
 
     def _none_left(self) -> errors.GatewayError:
-        model = self._model
-        if self._sent:
+        model = self.model
+        if self.deaths:
             return errors.EngineFailed(f"the engine of model {model.name!r} failed; try again")
         engines = [replica.engine for replica in model.replicas]
         blocked = {engine.blocked_by for engine in engines}

@@ -21,30 +21,20 @@ from app.request_body import BodyPlan
 from app.usage import BudgetReservation, Usage
 
 
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """Settles what a request has reserved. Unless it is settled, all its tokens are given back."""
 
-    __slots__ = ("_budget", "_cached_weight", "_decision", "_fallback")
-
-    def __init__(
-        self, decision: LimitDecision, budget: BudgetReservation | None, cached_weight: float
-    ) -> None:
-        self._decision = decision
-        self._budget = budget
-        self._cached_weight = cached_weight
-        self._fallback: LimitDecision | None = None
-
-    @property
-    def budget(self) -> BudgetReservation | None:
-        """What is reserved of budgets; None: the key has none."""
-        return self._budget
+    decision: LimitDecision
+    budget: BudgetReservation | None  # None: the key has none
+    cached_weight: float
+    fallback: LimitDecision | None = None
 
     def attach(self, fallback: LimitDecision) -> None:
         """Settle also a fallback's decision, in place of the previous fallback's.
 
         The caller releases it.
         """
-        self._fallback = fallback
+        self.fallback = fallback
 
     def settle(self, usage: Usage, model: str) -> None:
         """Settle on a model's real usage: limits weigh cached tokens, budgets count them in full.
@@ -52,18 +42,18 @@ class Reservation:
         A budget in money counts each kind of token at the model's price.
         """
         uncached = usage.prompt - usage.cached + usage.completion
-        tokens = uncached + self._cached_weight * usage.cached
-        self._decision.settle(tokens)
-        if self._fallback is not None:
-            self._fallback.settle(tokens)
-        if self._budget is not None:
-            self._budget.settle(usage, model)
+        tokens = uncached + self.cached_weight * usage.cached
+        self.decision.settle(tokens)
+        if self.fallback is not None:
+            self.fallback.settle(tokens)
+        if self.budget is not None:
+            self.budget.settle(usage, model)
 
     def settle_as_reserved(self) -> None:
         """Keep what was reserved of limits as what the request used."""
-        self._decision.settle_as_reserved()
-        if self._fallback is not None:
-            self._fallback.settle_as_reserved()
+        self.decision.settle_as_reserved()
+        if self.fallback is not None:
+            self.fallback.settle_as_reserved()
 
 
 def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage | None:

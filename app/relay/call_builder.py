@@ -12,11 +12,8 @@ from app.relay.engine_call import EngineCall, build_engine_request
 from app.relay.request_context import RequestContext
 from app.relay.services import RelayServices
 from app.request_body import (
-    ABSENT,
-    COMPLETIONS,
     RESPONSES,
     BodyPlan,
-    as_bool,
     new_response_id,
     with_response_id,
 )
@@ -24,9 +21,6 @@ from app.routing import ContinuationTerms, Model, Replica
 
 log = logging.getLogger(__name__)
 
-# Members that ask for logprobs, and values that do not.
-LOGPROBS = ("logprobs", "top_logprobs", "include")
-NO_LOGPROBS = (*ABSENT, b"false")
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -58,7 +52,9 @@ class CallBuilder(msgspec.Struct, frozen=True):
     def build(self, replica: Replica) -> EngineCall:
         """Return the call of a replica's engine; its stream is recorded if it can go on."""
         terms = self.model.continuation
-        recording = None if terms is None else self._recording(replica, terms)
+        if terms is None:
+            return self._call(replica)
+        recording = self._recording(replica, terms)
         if recording is None or recording.answer is None:
             return self._call(replica, _NOTHING, recording)
         return self._call(replica, WITH_IDS, recording)
@@ -71,31 +67,24 @@ class CallBuilder(msgspec.Struct, frozen=True):
         return self._call(replica, changes, recording)
 
     def _call(
-        self, replica: Replica, more: Mapping[str, bytes], recording: Recording | None
+        self,
+        replica: Replica,
+        more: Mapping[str, bytes] = _NOTHING,
+        recording: Recording | None = None,
     ) -> EngineCall:
         plan = self.plan
-        rewrite, body = plan.rewrite, plan.body
-        changes = rewrite.changes
+        rewrite = plan.rewrite
+        changes, dropped, model_line = rewrite.changes, rewrite.dropped, self.model.header_line
         if self.response_id is not None:
             changes = with_response_id(changes, self.response_id)
         if more:
             changes = {**changes, **more}
-        raw = body.for_engine(replica.served_name, changes, rewrite.dropped)
+        if dropped:
+            model_line += _dropped_line(dropped)
+        raw = plan.body.for_engine(replica.served_name, changes, dropped)
         priority = self.request.principal.priority if replica.by_priority else None
-        return EngineCall(
-            request=build_engine_request(self.request, raw, self.engine_id, priority),
-            prompt=plan.cost.prompt,
-            withhold_usage=rewrite.withhold_usage,
-            one_choice=rewrite.one_choice,
-            has_logprobs=any(plan.value(name) not in NO_LOGPROBS for name in LOGPROBS),
-            hides_thoughts=as_bool(plan.value("include_reasoning")) is False,
-            opens_without_token=self.request.endpoint.label != COMPLETIONS,
-            fingerprint=replica.fingerprint,
-            withhold_metadata=rewrite.withhold_metadata,
-            members=len(body.members),
-            model_line=self.model.header_line + _dropped_line(rewrite.dropped),
-            recording=recording,
-        )
+        engine_request = build_engine_request(self.request, raw, self.engine_id, priority)
+        return EngineCall(engine_request, plan, model_line, recording, replica.fingerprint)
 
     def _recording(self, replica: Replica, terms: ContinuationTerms) -> Recording | None:
         """Return the record of a stream; None where the request asks for none."""
@@ -140,7 +129,5 @@ class CallBuilder(msgspec.Struct, frozen=True):
 
 
 def _dropped_line(names: Collection[str]) -> bytes:
-    """Return the response header that names the fields which were left out; b"" for none."""
-    if not names:
-        return b""
+    """Return the response header that names the fields which were left out."""
     return b"x-gateway-dropped-fields: %b\r\n" % ", ".join(sorted(names)).encode()

@@ -45,7 +45,6 @@ from app.relay.services import RelayServices
 from app.relay.stream import KeepAlive
 from app.routing import Replica
 from app.sse import DONE
-from app.telemetry.metrics import Buckets
 from app.usage import Usage
 from engines.base import EngineDrained, EngineError, EngineNotReady
 
@@ -90,7 +89,6 @@ class StreamContinuation:
         *,
         permit: Permit,
         renew_lease: Callable[[], Awaitable[None]] | None,
-        latency: Buckets,
     ) -> None:
         """`renew_lease` releases the lease of an on-demand model and waits for its next load."""
         self._services = services
@@ -103,7 +101,6 @@ class StreamContinuation:
         self._meter = interrupted.meter
         self._permit = permit
         self._renew_lease = renew_lease
-        self._latency = latency
         self._comments: KeepAlive | None = None  # until the first new bytes
         self._way = Way.NONE  # of the latest attempt, for the metric
 
@@ -234,7 +231,7 @@ class StreamContinuation:
                 fault,
                 extra=request.log_fields,
             )
-            await forward(target, call, request, self._latency, self._result, self._check_status)
+            await forward(self._services, target, call, request, self._result, self._check_status)
         except Interrupted as again:
             return again
         except EngineNotReady:

@@ -10,6 +10,7 @@ import msgspec
 
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
+from app.request_body import ABSENT, COMPLETIONS, BodyPlan, as_bool
 from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 
@@ -19,6 +20,9 @@ _FORWARDED_TRACED = frozenset({b"accept", b"anthropic-beta", b"anthropic-version
 _FORWARDED = _FORWARDED_TRACED | {b"traceparent", b"tracestate"}
 # vLLM with priority scheduling reads the priority here, lower first.
 PRIORITY_HEADER = b"x-vllm-priority"
+# Members that ask for logprobs, and values that do not.
+LOGPROBS = ("logprobs", "top_logprobs", "include")
+NO_LOGPROBS = (*ABSENT, b"false")
 _SUFFIX_BYTES = 8
 _SUFFIXES_AT_ONCE = 512
 
@@ -27,32 +31,40 @@ class EngineCall(msgspec.Struct, frozen=True):
     """A request for one engine, and how its response is read."""
 
     request: EngineRequest
-    # Estimated tokens of the prompt, for a response that does not report them.
-    prompt: int = 0
-    # See `app.usage.stream_meter.StreamMeter`.
-    withhold_usage: bool = False
-    one_choice: bool = True
-    has_logprobs: bool = False
-    hides_thoughts: bool = False
-    opens_without_token: bool = True
-    fingerprint: str | None = None
-    # The client asked for bytes without their metadata.
-    withhold_metadata: bool = False
-    # Number of members that the client sent.
-    members: int = 0
-    # Encoded header line that names the model.
-    model_line: bytes = b""
+    # None: it has no body.
+    plan: BodyPlan | None
+    # Encoded header lines: the model's name, and the fields that were left out.
+    model_line: bytes
     # The record by which the stream can go on at another engine; None: it cannot.
     recording: Recording | None = None
+    # The engine's, of its latest stream.
+    fingerprint: str | None = None
 
-    def meter(self) -> StreamMeter:
+    @property
+    def prompt(self) -> int:
+        """Estimated tokens of the prompt, for a response that does not report them."""
+        return 0 if self.plan is None else self.plan.cost.prompt
+
+    @property
+    def members(self) -> int:
+        """Number of members that the client sent."""
+        return 0 if self.plan is None else len(self.plan.body.members)
+
+    @property
+    def withholds_metadata(self) -> bool:
+        """True if the client asked for bytes without their metadata."""
+        return self.plan is not None and self.plan.rewrite.withhold_metadata
+
+    def meter(self, endpoint: str) -> StreamMeter:
         """Return a meter for the stream."""
+        if (plan := self.plan) is None:
+            return StreamMeter()
         meter = StreamMeter(
-            withhold=self.withhold_usage,
-            one_choice=self.one_choice,
-            has_logprobs=self.has_logprobs,
-            hides_thoughts=self.hides_thoughts,
-            opens_without_token=self.opens_without_token,
+            withhold=plan.rewrite.withhold_usage,
+            one_choice=plan.rewrite.one_choice,
+            has_logprobs=any(plan.value(name) not in NO_LOGPROBS for name in LOGPROBS),
+            hides_thoughts=as_bool(plan.value("include_reasoning")) is False,
+            opens_without_token=endpoint != COMPLETIONS,
         )
         meter.fingerprint = self.fingerprint
         return meter
@@ -81,17 +93,14 @@ class EngineIds:
     """
 
     def __init__(self) -> None:
-        self._random = b""
-        self._at = 0
+        self._suffixes: list[str] = []
 
     def next(self, request_id: str) -> str:
         """Return the ID of a request at its engines."""
-        if self._at == len(self._random):
-            self._random = os.urandom(_SUFFIX_BYTES * _SUFFIXES_AT_ONCE)  # one call for many
-            self._at = 0
-        start = self._at
-        self._at += _SUFFIX_BYTES
-        return f"{request_id}-{self._random[start : self._at].hex()}"
+        if not self._suffixes:
+            random = os.urandom(_SUFFIX_BYTES * _SUFFIXES_AT_ONCE)  # one call for many
+            self._suffixes = random.hex(",", _SUFFIX_BYTES).split(",")
+        return f"{request_id}-{self._suffixes.pop()}"
 
 
 def build_engine_request(
@@ -99,19 +108,18 @@ def build_engine_request(
 ) -> EngineRequest:
     """Return the engine's request; `priority` is for engines that schedule by it."""
     exchange = request.exchange
-    target = exchange.path  # on the allow-list, so it needs no quoting
+    target, by_name = exchange.path, exchange.by_name
+    # The path is on the allow-list, so it needs no quoting.
     if exchange.query:
         target += "?" + exchange.query.decode("latin-1")
+    headers = [(b"x-request-id", engine_id.encode())]
+    # Of several content types the one by which the gateway parsed; vLLM would take another.
+    if content_type := by_name.get(b"content-type"):
+        headers.append((b"content-type", content_type))
     trace_headers = request.timeline.trace_headers()
     forwarded = _FORWARDED_TRACED if trace_headers else _FORWARDED
-    # Of several content types the one by which the gateway parsed; vLLM would take another.
-    headers = [
-        (b"x-request-id", engine_id.encode()),
-        (b"content-type", exchange.header(b"content-type")),
-    ]
-    if not headers[1][1]:
-        headers.pop()
-    headers += [pair for pair in exchange.headers if pair[0] in forwarded]
+    if not forwarded.isdisjoint(by_name):
+        headers += [pair for pair in exchange.headers if pair[0] in forwarded]
     if priority is not None:
         headers.append((PRIORITY_HEADER, b"%d" % priority))
     headers += trace_headers

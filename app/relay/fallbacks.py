@@ -65,8 +65,11 @@ class Fallback:
         self._yielded = False  # it has left its model for a fallback that is up sooner
         self._returns_left = MAX_RETURNS
 
-    async def serve(self, plan: BodyPlan, limits: LimitRequest) -> None:
-        """Serve the request. Raises the error of its own model if no model serves it."""
+    async def serve(self, plan: BodyPlan, tokens: int) -> None:
+        """Serve the request, which may take so many tokens.
+
+        Raises the error of its own model if no model serves it.
+        """
         requested, chain, at_model = plan.model, self._chain, self._model_request
         self._request.timeline.failed(requested.name, self._fault.code)
         # While the gateway drains, no model gives a permit.
@@ -77,7 +80,7 @@ class Fallback:
                 case Wait() | Ask():
                     self._returns_left -= 1
                     self._may_wait = self._returns_left > 0
-                    if await self._try_own(requested, at_model.serve(plan, limits, chain)):
+                    if await self._try_own(requested, at_model.serve(plan, tokens, chain)):
                         return
                 case Use(index):
                     self._yielded = True
@@ -89,10 +92,10 @@ class Fallback:
                         return
         # It may have left its own model for fallbacks that failed.
         self._request.model = requested.name
-        if chain is None or not await self._serve_own(plan, limits, chain):
+        if chain is None or not await self._serve_own(plan, tokens, chain):
             raise self._fault
 
-    async def _serve_own(self, plan: BodyPlan, limits: LimitRequest, chain: FallbackChain) -> bool:
+    async def _serve_own(self, plan: BodyPlan, tokens: int, chain: FallbackChain) -> bool:
         """Return whether its own model served the request, once that was up again."""
         requested, at_model = plan.model, self._model_request
         admission = self._services.admission
@@ -107,7 +110,7 @@ class Fallback:
                 # One that has waited in vain asks as well: for an error with the time that is left.
                 case Ask() | GiveUp():
                     self._returns_left = 0 if requested.on_demand else self._returns_left - 1
-                    if await self._try_own(requested, at_model.serve(plan, limits, chain)):
+                    if await self._try_own(requested, at_model.serve(plan, tokens, chain)):
                         return True
                     self._lost = at_model.lost
                     self._waited = False
@@ -164,4 +167,4 @@ class Fallback:
         limits = LimitRequest(request.principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
             self._model_request.reservation.attach(decision)
-            await self._model_request.serve(plan, limits)
+            await self._model_request.serve(plan, tokens)

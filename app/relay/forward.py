@@ -10,18 +10,18 @@ from app.relay.buffered_response import buffer_server_error
 from app.relay.engine_call import CallResult, EngineCall
 from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, forward_plain, read_head, send_error
+from app.relay.services import RelayServices
 from app.relay.stream import EventStream
 from app.routing import Replica
-from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
 from engines.base import EngineDrained, EngineError, EngineResponse
 
 
 async def forward(
+    services: RelayServices,
     replica: Replica,
     call: EngineCall,
     request: RequestContext,
-    latency: Buckets,
     result: CallResult,
     on_head: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
@@ -43,14 +43,14 @@ async def forward(
         request.timeline.answered(status)
         if on_head is not None:
             await on_head(status)
-        head = read_head(response, withhold_metadata=call.withhold_metadata)
+        head = read_head(response, call)
         exchange.model_line = call.model_line
         if head.is_stream:
-            await _forward_stream(response, call, request, latency, result, head.headers, replica)
+            await _forward_stream(services, response, call, request, result, head.headers, replica)
         elif result.meter is not None:
             raise EngineFailed("the engine did not go on with a stream")
         else:
-            await forward_plain(response, request, head, result, call.members)
+            await forward_plain(response, request, head, result, call)
     except Truncated:
         broken = True  # its body ends in order all the same
         raise
@@ -62,20 +62,21 @@ async def forward(
 
 
 async def _forward_stream(
+    services: RelayServices,
     response: EngineResponse,
     call: EngineCall,
     request: RequestContext,
-    latency: Buckets,
     result: CallResult,
     headers: Headers,
     replica: Replica,
 ) -> None:
     meter = result.meter
     if meter is None:
-        meter = result.meter = request.meter = call.meter()
+        meter = result.meter = request.meter = call.meter(request.endpoint.label)
     exchange, recording = request.exchange, call.recording
     active = recording if recording is not None and recording.active else None
     request.timeline.begin_stream()
+    latency = services.metrics.inter_token_latency.buckets((request.model,))
     stream = EventStream(response, request, meter, latency, active)
     movable: MovableStream | None = None
     if recording is not None and recording.ways.any:

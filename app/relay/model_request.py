@@ -11,10 +11,11 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
+import msgspec
+
 from app.admission import Permit
 from app.asgi import ClientStalled
 from app.errors import EngineOverloaded, EngineUnavailable
-from app.limits import LimitRequest
 from app.relay.attempts import Attempts
 from app.relay.billing import Reservation, billed_usage
 from app.relay.call_builder import CallBuilder
@@ -25,10 +26,9 @@ from app.relay.forward import Interrupted, forward
 from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted
-from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
-from app.request_body import BodyPlan, BodyRules, ParsedBody, plan_body
+from app.request_body import BodyPlan, ParsedBody, plan_body
 from app.residency import ModelLease, StartWait
 from app.routing import Model, Replica
 from app.telemetry import LOAD_WAIT, QUEUE
@@ -39,65 +39,54 @@ WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
 _NO_LEASE = nullcontext()
 
 
-class ModelRequest:
+class ModelRequest(msgspec.Struct, eq=False):
     """One request at one model, and after that failed, at another."""
 
-    __slots__ = (
-        "_deaths", "_planned_at", "_request", "_services", "_tried", "lost", "reservation",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        services: RelayServices,
-        request: RequestContext,
-        reservation: Reservation,
-        planned_at: float,
-    ) -> None:
-        """`planned_at` is when the request was planned, by perf_counter."""
-        self._services = services
-        self._request = request
-        self.reservation = reservation
-        self._planned_at = planned_at
-        self._tried = False  # at the requested model, which comes first
-        # By model: of engines that had been sent the request.
-        self._deaths: dict[str, int] = {}
-        # The engine that was lost in its last attempt; None: that failed otherwise.
-        self.lost: LostEngine | None = None
+    services: RelayServices
+    request: RequestContext
+    reservation: Reservation
+    # When the request was planned, by perf_counter; 0.0 once it was at the requested model, which
+    # comes first.
+    planned_at: float
+    # By model: engines that failed after they had been sent the request.
+    deaths_by_model: dict[str, int] = {}
+    # The engine that was lost in its last attempt; None: that failed otherwise.
+    lost: LostEngine | None = None
 
     @property
     def deaths(self) -> int:
         """The number of engines that failed after they had been sent the request."""
-        return sum(self._deaths.values())
+        return sum(self.deaths_by_model.values())
 
-    async def serve(
-        self,
-        plan: BodyPlan,
-        limits: LimitRequest,
-        chain: FallbackChain | None = None,
-    ) -> None:
+    async def serve(self, plan: BodyPlan, tokens: int, chain: FallbackChain | None = None) -> None:
         """Serve the request once the model is loaded and has a free slot. Raises CANNOT_SERVE.
 
-        The wait for a load ends early when a fallback of `chain` is up before.
+        The wait for a load ends early when a fallback of `chain` is up before. `tokens`: what it
+        may take, for its turn in the queue.
         """
-        services, principal, model = self._services, self._request.principal, plan.model
-        is_first, self._tried = not self._tried, True
+        model, admission, planned_at = plan.model, self.services.admission, self.planned_at
+        self.planned_at = 0.0
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
         with await self._lease(model, chain) if model.on_demand else _NO_LEASE as lease:
-            permit = services.admission.try_acquire(limits.model)
+            permit = admission.try_acquire(model.name)
             if permit is None:
-                waiting = services.admission.acquire(
-                    limits.model, principal.id, principal.priority, principal.weight, limits.tokens
-                )
-                place = services.admission.counts(limits.model)[1] + 1
-                permit = await self.wait(QUEUE, waiting, place)
+                permit = await self._queue(model.name, tokens)
             with permit:
                 # A reload may have replaced its engines while the request waited.
-                model = services.catalogue.current(model)
-                if is_first:
-                    overhead_s = perf_counter() - self._planned_at - (self._request.queued_s or 0.0)
-                    services.metrics.overhead.observe((model.name,), overhead_s)
+                model = self.services.catalogue.current(model)
+                if planned_at:
+                    overhead_s = perf_counter() - planned_at - (self.request.queued_s or 0.0)
+                    self.services.metrics.overhead.buckets((model.name,)).observe(overhead_s)
                 await self._send(plan, model, permit, lease)
+
+    async def _queue(self, model: str, tokens: int) -> Permit:
+        """Return a permit of the model's queue. Raises what `wait` raises."""
+        admission, principal = self.services.admission, self.request.principal
+        waiting = admission.acquire(
+            model, principal.id, principal.priority, principal.weight, tokens
+        )
+        return await self.wait(QUEUE, waiting, admission.counts(model)[1] + 1)
 
     async def wait(
         self, phase: str, waiting: Coroutine[Any, Any, WaitedT], position: int | None = None
@@ -106,7 +95,7 @@ class ModelRequest:
 
         `position` is the place in a queue. Raises EngineUnavailable and EngineOverloaded.
         """
-        request = self._request
+        request = self.request
         began = perf_counter()
         before_s = request.queued_s
         request.timeline.begin(phase, position)
@@ -122,14 +111,14 @@ class ModelRequest:
 
     async def _lease(self, model: Model, chain: FallbackChain | None) -> ModelLease:
         """Return a lease on a model that is loaded on demand. Raises what `wait` raises."""
-        lease = partial(self._services.loader.lease, model.name, self._request.principal.id)
+        lease = partial(self.services.loader.lease, model.name, self.request.principal.id)
         if chain is not None:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
         return await self.wait(LOAD_WAIT, lease())
 
     async def _renew(self, lease: ModelLease, model: str, wait_s: float) -> None:
         """Release an on-demand model, and wait for its next load. Raises what `wait` raises."""
-        again = partial(self._services.loader.lease, model, bound_s=wait_s, resumed=True)
+        again = partial(self.services.loader.lease, model, bound_s=wait_s, resumed=True)
         await lease.renew(lambda: self.wait(LOAD_WAIT, again()))
 
     async def _send(
@@ -140,14 +129,10 @@ class ModelRequest:
         lease: ModelLease | None,
     ) -> None:
         """Send the request to one of the model's engines, and settle what that took."""
-        services, request = self._services, self._request
-        hints = RequestHints(
-            request.exchange, request.principal.id, plan.body, plan.rewrite.cache_salt
-        )
+        services, request, deaths = self.services, self.request, self.deaths_by_model
         calls = CallBuilder.of(services, plan, request, model)
-        deaths = self._deaths
-        attempts = Attempts(model, hints, request, services.metrics, deaths.get(model.name, 0))
-        latency = services.metrics.inter_token_latency.buckets((model.name,))
+        before = deaths.get(model.name, 0) if deaths else 0
+        attempts = Attempts(model, plan, request, services.metrics, before)
         result = CallResult()
         canceled = False
         try:
@@ -160,7 +145,7 @@ class ModelRequest:
                     on_head = None
                     if calls.response_id is not None:
                         on_head = partial(self._claim, calls.response_id, model, replica)
-                    await forward(replica, call, request, latency, result, on_head)
+                    await forward(services, replica, call, request, result, on_head)
                 except EngineError as error:
                     attempts.note_failure(replica, error)
                 except NotRouted:
@@ -171,7 +156,8 @@ class ModelRequest:
                     interrupted = error
                     break
                 else:
-                    replica.fingerprint = result.fingerprint or replica.fingerprint
+                    if result.fingerprint is not None:
+                        replica.fingerprint = result.fingerprint or replica.fingerprint
                     return
                 finally:
                     replica.in_flight -= 1
@@ -181,7 +167,7 @@ class ModelRequest:
                 renew = partial(self._renew, lease, model.name, wait_s)
             continuation = StreamContinuation(
                 services, calls, result, interrupted,
-                permit=permit, renew_lease=renew, latency=latency,
+                permit=permit, renew_lease=renew,
             )  # fmt: skip
             deaths[model.name] = attempts.deaths
             await continuation.run(self.deaths)
@@ -189,7 +175,8 @@ class ModelRequest:
             canceled = not request.stream_ended
             raise
         finally:
-            deaths[model.name] = attempts.deaths
+            if attempts.deaths:
+                deaths[model.name] = attempts.deaths
             self.lost = attempts.lost
             if request.engine is not None:
                 self._settle(plan, result, canceled=canceled)
@@ -201,12 +188,12 @@ class ModelRequest:
         if status < 300:
             # Before the first byte of the response is sent, hence before the client knows the ID.
             await claim(
-                self._services.stored, response_id, self._request.principal.id, model, replica
+                self.services.stored, response_id, self.request.principal.id, model, replica
             )
 
     def _settle(self, plan: BodyPlan, result: CallResult, *, canceled: bool) -> None:
         """Settle what a request took that reached an engine, however it ended."""
-        request = self._request
+        request = self.request
         if not request.endpoint.metered:
             self.reservation.settle_as_reserved()
             return
@@ -221,11 +208,8 @@ def plan_request(
     body: ParsedBody,
     model: Model,
 ) -> BodyPlan:
-    """Return the plan of a request for a model, by its tenant's rules. Raises BadRequest."""
-    rules = BodyRules(
-        services.rules.get(model, request.principal),
-        services.salts.salt(model.isolation, request.principal),
-        services.bounds.default_output_tokens,
-        request.output_bound,
-    )
+    """Return the plan of a request for another model or under a budget. Raises BadRequest."""
+    rules = services.bindings.body_rules(request.principal, model, services.bounds)
+    if request.output_bound is not None:
+        rules = msgspec.structs.replace(rules, output_bound=request.output_bound)
     return plan_body(request.endpoint.label, body, model, rules)

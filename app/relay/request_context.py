@@ -1,12 +1,11 @@
 """The requests in flight, and the working memory of each: the relay's facts and decisions."""
 
-from collections.abc import Iterator
-
 import msgspec
 
 from app.asgi import ClientExchange
 from app.auth import UNAUTHENTICATED, Principal
 from app.errors import InvalidApiKey
+from app.relay.bindings import Binding
 from app.request_body import Endpoint
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
@@ -21,6 +20,8 @@ class RequestContext(msgspec.Struct, eq=False):
     endpoint: Endpoint
     timeline: RequestTimeline
     principal: Principal = UNAUTHENTICATED
+    # What it has in common with other requests; None until its body is read.
+    binding: Binding | None = None
     # The model of the engine below; the requested one where no engine was reached, or all failed.
     model: str = UNKNOWN_MODEL
     # The last engine that the request has reached, possibly of a fallback. From then on it costs
@@ -88,38 +89,12 @@ class RequestContext(msgspec.Struct, eq=False):
         )
 
 
-class RequestsInFlight:
-    """The requests in flight by key, so that they can be listed, and ended from outside."""
+class RequestsInFlight(set[RequestContext]):
+    """The requests in flight, so that they can be listed, and ended from outside."""
 
-    def __init__(self) -> None:
-        self._by_key: dict[str, set[RequestContext]] = {}  # none is empty
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_key.values()))
-
-    def __iter__(self) -> Iterator[RequestContext]:
-        """Yield the requests, of one key after another."""
-        for requests in self._by_key.values():
-            yield from requests
-
-    def of_key(self, key_id: str) -> tuple[RequestContext, ...]:
+    def of_key(self, key_id: str) -> list[RequestContext]:
         """Return the requests of a key."""
-        return tuple(self._by_key.get(key_id, ()))
-
-    def add(self, key_id: str, request: RequestContext) -> None:
-        """Add a request that begins."""
-        requests = self._by_key.get(key_id)
-        if requests is None:
-            self._by_key[key_id] = {request}
-        else:
-            requests.add(request)
-
-    def discard(self, key_id: str, request: RequestContext) -> None:
-        """Remove a request that has ended."""
-        requests = self._by_key[key_id]
-        requests.discard(request)
-        if not requests:
-            del self._by_key[key_id]
+        return [request for request in self if request.principal.id == key_id]
 
     def end_requests(self, key_id: str) -> None:
         """End every request of a key that was disabled."""

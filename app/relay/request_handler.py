@@ -27,6 +27,7 @@ from app.request_body import (
     ParsedBody,
     is_quick,
     parse,
+    plan_body,
     reserved_tokens,
 )
 from app.routing import Model
@@ -40,9 +41,9 @@ _NO_BUDGET = nullcontext()
 
 async def handle_request(services: RelayServices, request: RequestContext) -> None:
     """Handle a request to its end. Raises GatewayError, Truncated, ClientStalled."""
-    exchange, key_id, in_flight = request.exchange, request.principal.id, services.in_flight
+    exchange, in_flight = request.exchange, services.in_flight
     # Before the first wait: from now on the request is listed, and may be canceled.
-    in_flight.add(key_id, request)
+    in_flight.add(request)
     try:
         if not request.endpoint.names_model:
             request.timeline.begin_limits(perf_counter())
@@ -54,7 +55,11 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
             request.timeline.note_authenticated()
             raw = await read_if_small(exchange, services.bounds.body_bytes)
         if raw is not None and len(raw) <= SMALL_BYTES and _is_quick(exchange, raw):
-            plan = await _plan_quick(services, request, raw)
+            try:
+                plan = _plan_quick(services, request, raw)
+            except GatewayError:
+                with await _count_request(services, request):
+                    raise  # a request that is refused counts all the same
             await _serve(services, request, plan, precharged=False)
             return
         request.timeline.note_authenticated()
@@ -62,7 +67,7 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
             plan = await _plan_large(services, request, raw, held)
             await _serve(services, request, plan, precharged=True)
     finally:
-        in_flight.discard(key_id, request)
+        in_flight.discard(request)
 
 
 async def _serve(
@@ -77,26 +82,23 @@ async def _serve(
     `precharged`: the request and its slot are charged already.
     """
     planned_at = perf_counter()
-    model, endpoint, bounds, principal = (
-        plan.model, request.endpoint, services.bounds, request.principal,
-    )  # fmt: skip
-    limits = LimitRequest(
-        key_id=principal.id,
-        key=principal.limits,
-        model=model.name,
-        model_limits=model.limits,
-        tokens=reserved_tokens(plan.cost, endpoint, bounds.tokenize_weight),
-        precharged=precharged,
-        owner=principal.owner,
+    model, endpoint, bounds, binding = (
+        plan.model,
+        request.endpoint,
+        services.bounds,
+        request.binding,
     )
+    assert binding is not None
+    tokens = reserved_tokens(plan.cost, endpoint, bounds.tokenize_weight)
+    terms = (binding.precharged_limits if precharged else binding.limits).terms(tokens)
     request.timeline.begin_limits(planned_at)
     limiter = services.limiter
-    decision = limiter.decide_at_once(limits) or await limiter.decide(limits)
+    decision = limiter.decide_at_once(terms) or await limiter.decide_terms(terms)
     request.exchange.rate_lines = decision.header_lines
     with decision:
         budgeting: AbstractContextManager[BudgetReservation | None] = (
             await _reserve_budget(services, request, plan)
-            if principal.has_budget and endpoint.metered
+            if request.principal.has_budget and endpoint.metered
             else _NO_BUDGET
         )
         with budgeting as budget:
@@ -114,13 +116,13 @@ async def _serve(
                     request.pinned_engine = await find_previous_engine(services, request, plan)
                 if model.on_demand and model.fallbacks:
                     chain = _fallback_chain(services, request, model)
-                await model_request.serve(plan, limits, chain)
+                await model_request.serve(plan, tokens, chain)
             except CANNOT_SERVE as error:
                 # A traceback would keep the body until the next garbage collection.
                 fault = error.with_traceback(None)
                 chain = chain or _fallback_chain(services, request, model)
                 fallback = Fallback(services, request, model_request, chain, fault)
-                await fallback.serve(plan, limits)
+                await fallback.serve(plan, tokens)
             finally:
                 if keep_alive is not None:
                     keep_alive.stop()
@@ -145,7 +147,8 @@ async def _count_request(services: RelayServices, request: RequestContext) -> Li
         principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=principal.owner
     )
     limiter = services.limiter
-    decision = limiter.decide_at_once(limits) or await limiter.decide(limits)
+    terms = limiter.scope(limits).terms(0)
+    decision = limiter.decide_at_once(terms) or await limiter.decide_terms(terms)
     request.exchange.rate_lines = decision.header_lines
     return decision
 
@@ -168,16 +171,12 @@ async def _reserve_budget(
     return budget
 
 
-async def _plan_quick(services: RelayServices, request: RequestContext, raw: bytes) -> BodyPlan:
+def _plan_quick(services: RelayServices, request: RequestContext, raw: bytes) -> BodyPlan:
     """Parse a body that is quick to parse, and plan the request. Raises GatewayError."""
     request.bytes_in = len(raw)
-    try:
-        check_size(len(raw), services.bounds.body_bytes)
-        body = parse(request.exchange.header(b"content-type"), raw)
-        return _plan_for_model(services, request, body)
-    except GatewayError:
-        with await _count_request(services, request):
-            raise  # a request that is refused counts all the same
+    check_size(len(raw), services.bounds.body_bytes)
+    body = parse(request.exchange.header(b"content-type"), raw)
+    return _plan_for_model(services, request, body)
 
 
 async def _plan_large(
@@ -212,9 +211,10 @@ def _is_quick(exchange: ClientExchange, raw: bytes) -> bool:
 
 def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:
     """Return the plan for the model that a body names. Raises GatewayError."""
-    model = services.catalogue.find(body.model, request.principal.allows)
+    endpoint = request.endpoint
+    binding = services.bindings.find(request.principal, body.model, endpoint, services.bounds)
+    model, request.binding = binding.model, binding
     request.model, request.requested_model = model.name, body.model
-    label = request.endpoint.label
-    if not model.serves(label):
-        raise model.not_served(label, body.model)
-    return plan_request(services, request, body, model)
+    if not binding.served:
+        raise model.not_served(endpoint.label, body.model)
+    return plan_body(endpoint.label, body, model, binding.rules)

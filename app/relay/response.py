@@ -6,7 +6,7 @@ import msgspec
 
 from app.asgi import ClientExchange, Headers
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
-from app.relay.engine_call import CallResult
+from app.relay.engine_call import CallResult, EngineCall
 from app.relay.engine_errors import translate_error, with_own_count
 from app.relay.request_context import RequestContext
 from app.relay.stream_errors import engine_error_event, error_event
@@ -48,11 +48,8 @@ class Truncated(Exception):
     code = "answer_truncated"
 
 
-def read_head(response: EngineResponse, *, withhold_metadata: bool = False) -> Head:
-    """Return a response's head. Raises EngineFailed for a response that is not fit for a client.
-
-    `withhold_metadata`: the client asked for bytes without their metadata.
-    """
+def read_head(response: EngineResponse, call: EngineCall) -> Head:
+    """Return a response's head. Raises EngineFailed for a response that is not fit for a client."""
     status = response.status
     found: dict[bytes, bytes] = {}
     usage: Usage | None = None
@@ -61,7 +58,7 @@ def read_head(response: EngineResponse, *, withhold_metadata: bool = False) -> H
             found.setdefault(name, value)
         elif name == METADATA and status < 300:
             usage = read_usage(value)
-            if not withhold_metadata:
+            if not call.withholds_metadata:
                 found.setdefault(name, value)
     content_type = found.get(b"content-type", b"")
     if status != 200:
@@ -86,11 +83,13 @@ def _check_status(status: int, content_type: bytes) -> None:
 
 
 async def forward_plain(
-    response: EngineResponse, request: RequestContext, head: Head, result: CallResult, members: int
+    response: EngineResponse,
+    request: RequestContext,
+    head: Head,
+    result: CallResult,
+    call: EngineCall,
 ) -> None:
     """Send a response that is no stream; note its usage in `result` before it is sent.
-
-    The client's request had so many `members`.
 
     A response of up to WHOLE_BYTES is read before its head is sent, so that a broken one becomes an
     error with a status: raises GatewayError and NotRouted. A larger one (a batch of embeddings,
@@ -98,21 +97,21 @@ async def forward_plain(
     """
     exchange, headers, status = request.exchange, head.headers, response.status
     result.usage = head.usage
-    body = b""
     try:
-        while not response.ended and len(body) <= WHOLE_BYTES:
+        body = await response.read()
+        while not (ended := response.ended) and len(body) <= WHOLE_BYTES:
             body += await response.read()
     except EngineError as error:
         log.warning("engine response ended early: %s", error, extra=request.log_fields)
         raise as_gateway_error(error) from None
-    if not response.ended:
+    if not ended:
         await _forward_large(response, exchange, head, result, body)
         return
     if status >= 400:
         if status == 404 and body == NO_ROUTE:
             raise NotRouted
         before = len(body)
-        body = with_own_count(body, members)
+        body = with_own_count(body, call.members)
         body = translate_error(body, status, exchange.dialect) or body
         if len(body) != before:
             length = (b"content-length", b"%d" % len(body))

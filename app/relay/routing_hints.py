@@ -20,7 +20,7 @@ MAX_SESSION_BYTES = 1024
 
 
 class RequestHints:
-    """Implements `app.routing.RoutingHints`."""
+    """Implements `app.routing.RoutingHints`; made only where a policy has a choice."""
 
     __slots__ = ("_body", "_exchange", "_key_id", "_salt")
 

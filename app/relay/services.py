@@ -1,61 +1,21 @@
-"""The services that the relay calls for each request, and the bounds of one request."""
+"""The services that the relay calls for each request."""
 
 from dataclasses import dataclass, field
-from typing import Self
 
 from app.admission import Admission
 from app.limits import Limiter
+from app.relay.bindings import Bindings
 from app.relay.body_reader import ScanTurns
+from app.relay.bounds import RelayBounds
 from app.relay.engine_call import EngineIds
 from app.relay.request_context import RequestsInFlight
-from app.request_body import BodyMemory, BodyMemoryBounds, CacheSalts, FieldRuleCache
+from app.request_body import BodyMemory, CacheSalts, FieldRuleCache
 from app.residency import UP, Forecast, OnDemandLoader, StartWaits, remaining_s
 from app.routing import Catalogue, Model
-from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.metrics import Metrics
 from app.usage import Budgets
 from engines.base import EngineState
-
-
-@dataclass(frozen=True, slots=True)
-class RelayBounds:
-    """The resources that one request may take."""
-
-    body_bytes: int
-    # Seconds before a client that has stopped reading is disconnected.
-    client_stall_s: float
-    # Seconds of silence before a stream gets an SSE comment; None: never.
-    keepalive_s: float | None
-    # Tokens reserved for the output of a request without an output limit.
-    default_output_tokens: int
-    # Weight of a cached prompt token against limits.
-    cached_weight: float
-    # Weight of a token of an endpoint that is not metered: tokenize, count_tokens.
-    tokenize_weight: float
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Return the bounds that a configuration sets."""
-        server, limits = settings.server, settings.limits
-        return cls(
-            server.max_body_bytes,
-            server.client_stall_s,
-            server.sse_keepalive_s,
-            limits.unstated_output_tokens,
-            limits.cached_token_weight,
-            limits.tokenize_weight,
-        )
-
-
-def memory_bounds(settings: Settings) -> BodyMemoryBounds:
-    """Return the bounds of memory for request bodies that a configuration sets."""
-    server = settings.server
-    return BodyMemoryBounds(
-        server.body_memory_bytes,
-        server.body_memory_per_key_bytes,
-        server.body_memory_per_peer_bytes,
-    )
 
 
 class Forecasts:
@@ -120,7 +80,9 @@ class RelayServices:
     long_prompts: set[str] = field(default_factory=set)
     forecasts: Forecasts = field(init=False)
     starts: StartWaits = field(init=False)
+    bindings: Bindings = field(init=False)
 
     def __post_init__(self) -> None:
+        self.bindings = Bindings(self.catalogue, self.limiter, self.salts, self.rules)
         self.forecasts = Forecasts(self.catalogue, self.loader)
         self.starts = StartWaits(self.metrics, self.loader.changes)

@@ -79,13 +79,10 @@ async def relay_stored_response(services: RelayServices, request: RequestContext
         request.model, request.engine = model.name, replica.engine.name
         request.timeline.begin_attempt(replica.engine.name)
         engine_id = services.engine_ids.next(exchange.request_id)
-        call = EngineCall(
-            build_engine_request(request, b"", engine_id), model_line=model.header_line
-        )
-        latency = services.metrics.inter_token_latency.buckets((model.name,))
+        call = EngineCall(build_engine_request(request, b"", engine_id), None, model.header_line)
         replica.in_flight += 1
         try:
-            await forward(replica, call, request, latency, CallResult())
+            await forward(services, replica, call, request, CallResult())
         except EngineNotReady as error:
             request.engine = None
             raise EngineUnavailable("the engine that keeps this is not up") from error

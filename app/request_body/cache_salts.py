@@ -23,7 +23,7 @@ class CacheSalts:
 
     def __init__(self, secret: Callable[[], bytes], most: int = MAX_SALTS) -> None:
         """`secret` returns another value once the secret that the gateways share is known."""
-        self._secret = secret
+        self.secret = secret
         self._most = most
         self._used = secret()
         self._known: dict[tuple[str, str], bytes] = {}
@@ -36,7 +36,7 @@ class CacheSalts:
             tenant = ("owner", principal.owner_name)
         else:
             tenant = ("key", principal.id)
-        secret = self._secret()
+        secret = self.secret()
         if secret is not self._used or len(self._known) > self._most:
             self._known.clear()
             self._used = secret

@@ -19,13 +19,15 @@ from app.routing import Model
 
 
 class BodyRules(msgspec.Struct, frozen=True):
-    """What the tenant, the gateway and a budget demand of a body, besides the model's bounds."""
+    """What tenant, gateway, budget and engines demand of a body, besides the model's bounds."""
 
     fields: FieldRules
     # The tenant's cache salt, encoded; None: the client's own stays.
     salt: bytes | None
     # Tokens of output reserved for a request without an output limit.
     default_output: int
+    # The model's length, as far as its engines have reported it.
+    longest: int | None
     # Tokens that a budget leaves for each answer of such a request.
     output_bound: int | None = None
 
@@ -70,8 +72,9 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
         uuids=model.isolation == "none",
         anthropic=label.startswith(MESSAGES),
     )
-    cost = estimate_cost(label, body, rewrite, model.max_model_len, rules.default_output)
-    check_sequences(cost.answers, model.bounds.sequences)
+    cost = estimate_cost(label, body, rewrite, rules.longest, rules.default_output)
+    if model.bounds.sequences is not None:
+        check_sequences(cost.answers, model.bounds.sequences)
     if label not in OUTPUT_FIELDS:
         check_inputs(body, model.bounds.inputs)
     if rules.output_bound is not None:

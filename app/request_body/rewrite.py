@@ -38,6 +38,8 @@ EMBEDDINGS = "prompt_embeds"
 PROMPTS = ("prompt", EMBEDDINGS)
 # Members that multiply the outputs of a prompt.
 CHOICES = ("n", "best_of")
+# Members by which a response may have several choices.
+_CHOOSING = frozenset({*PROMPTS, *CHOICES})
 _LIST = ord("[")
 ABSENT = (b"", b"null")
 # Values that leave the output without a limit.
@@ -128,6 +130,8 @@ def rewrite_body(
 def _bound_choices(members: Members, changes: dict[str, bytes], bound: int | None) -> bool:
     """Lower the number of choices to the bound; return whether the response has only one."""
     one_choice = True
+    if members.keys().isdisjoint(_CHOOSING) and changes.keys().isdisjoint(_CHOOSING):
+        return one_choice
     if "prompt" in members or "prompt_embeds" in members:
         # A list of prompts has a choice each; a list of token IDs has one, which is harmless.
         one_choice = not any(

@@ -51,6 +51,8 @@ SHARED = ("instruction", "chat_template", "chat_template_kwargs")
 # Members that may be lists of token IDs, or lists of such lists.
 _IDS = re.compile(rb"\[[ \t\r\n]*+(?:\[[ \t\r\n]*+)?[0-9]")
 ID_MEMBERS = ("prompt", "input")
+# Endpoints whose requests may ask for several choices.
+CHOOSING = (CHAT, COMPLETIONS)
 
 _NULL = ord("n")
 PREVIOUS = "previous_response_id"
@@ -101,43 +103,45 @@ def estimate_cost(
     `longest` is the model's maximum length, if known. A request without an output limit costs
     `default_output` tokens of output.
     """
-    size = len(body.raw)
     fields = OUTPUT_FIELDS.get(endpoint)
     if not fields:
         return _cost_without_output(endpoint, body, longest)
     members, changes = body.members, rewrite.changes
-    prompts = _prompts(body) if endpoint == COMPLETIONS else 1
+    prompts = choices = 1
+    if endpoint == COMPLETIONS:
+        prompts, default_output = _prompts(body), COMPLETIONS_OUTPUT
+    size = len(body.raw)
     prompt = _likely_prompt(body, size, longest, prompts)
-    output = stated = _stated_output(endpoint, fields, body, rewrite)
-    if stated < 0:
-        output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else default_output
-    choices = 1
-    if endpoint in (CHAT, COMPLETIONS):
+    stated = _stated_output(endpoint, fields, body, rewrite)
+    output = stated if stated >= 0 else default_output
+    if endpoint in CHOOSING:
         for name in CHOICES:
             if name in members or name in changes:
                 choices = max(choices, _count(body, rewrite, name) or 1)
+    length = longest or PLAUSIBLE_LENGTH
     if longest is not None:
         # A prompt leaves less room for its only output. With several, each gets the full length:
         # the prompt is only an estimate from the size of the body.
         room = max(longest - prompt // prompts, 1) if choices == 1 else longest
         if output > room:
             output = room
-    answers = prompts * choices
     if endpoint == RESPONSES:  # built-in tools may run the model several times
-        most = TURNS * (longest or PLAUSIBLE_LENGTH)
+        most = TURNS * length
         if rewrite.value(body, PREVIOUS) not in ABSENT:
             # The earlier turns are not in this body.
-            prompt = longest or PLAUSIBLE_LENGTH
+            prompt = length
             return Cost(prompt, output, prompt, 1, most, most)
         return Cost(prompt, output, _longest_prompt(body, longest), 1, most, most)
+    answers = prompts * choices
     # The request's limit bounds the engine; without one the model's length does.
-    bound = stated if 0 < stated < PLAUSIBLE_LENGTH else longest or PLAUSIBLE_LENGTH
+    bound = stated if 0 < stated < PLAUSIBLE_LENGTH else length
     return Cost(
         prompt,
         output * answers,
         _longest_prompt(body, longest, prompts),
         answers,
-        _most(size, longest, prompts),
+        # No tokenizer makes two tokens of one byte.
+        length * prompts if longest is not None or size < length else size,
         bound * answers,
     )
 
@@ -171,6 +175,8 @@ def _likely_prompt(body: ParsedBody, size: int, longest: int | None, inputs: int
     """Return the likely tokens of a body's prompts: token IDs have two bytes or more each."""
     members, most = body.members, None if longest is None else longest * inputs
     tokens = estimate_prompt(size, most)
+    if members.keys().isdisjoint(ID_MEMBERS):
+        return tokens
     for name in ID_MEMBERS:
         if name in members and _IDS.match(members[name]):
             ids = len(members[name]) // 2
@@ -184,10 +190,12 @@ def _longest_prompt(body: ParsedBody, longest: int | None, inputs: int = 1, extr
     What a chat template adds is less than the syntax of its messages. `extra`: bytes read again.
     Embeddings of a few hundred bytes may be a prompt of any length: a sparse tensor states its own.
     """
-    size = sum(map(len, body.members.values())) + extra
-    if EMBEDDINGS in _given_prompts(body):
+    members = body.members
+    size = sum(map(len, members.values())) + extra
+    if EMBEDDINGS in members and EMBEDDINGS in _given_prompts(body):
         size = MAX_COUNT
-    return min(size, (longest or PLAUSIBLE_LENGTH) * inputs)
+    most = (longest or PLAUSIBLE_LENGTH) * inputs
+    return size if size < most else most
 
 
 def _stated_output(endpoint: str, fields: Sequence[str], body: ParsedBody, rewrite: Rewrite) -> int:
@@ -199,7 +207,7 @@ def _stated_output(endpoint: str, fields: Sequence[str], body: ParsedBody, rewri
             count = _count(body, rewrite, name)
             if count is not None and count > stated:
                 stated = count
-    if stated == 0 and not has_output_limit(endpoint, members, changes):
+    if not stated and not has_output_limit(endpoint, members, changes):
         return -1  # a zero that some endpoints read as no limit
     return stated
 
@@ -207,13 +215,13 @@ def _stated_output(endpoint: str, fields: Sequence[str], body: ParsedBody, rewri
 def reserved_tokens(cost: Cost, endpoint: Endpoint, tokenize_weight: float) -> int:
     """Return the tokens to reserve of limits; an endpoint that is not metered takes a fraction."""
     if endpoint.metered:
-        return cost.tokens
+        return cost.prompt + cost.output
     return max(1, round(cost.prompt * tokenize_weight))
 
 
-def check_sequences(answers: int, most: int | None) -> None:
+def check_sequences(answers: int, most: int) -> None:
     """Raise BadRequest where a request has more prompts times choices than `most`."""
-    if most is not None and answers > most:
+    if answers > most:
         raise BadRequest(f"the request asks for {answers} answers, and {most} are allowed at once")
 
 

@@ -34,6 +34,7 @@ class Connection(Protocol):
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     flow: InputBuffer
+    tasks: set[asyncio.Task[None]]
 
     @property
     def peer(self) -> str: ...
@@ -46,8 +47,8 @@ class Connection(Protocol):
         """Called when the last byte of the response has been written."""
         ...
 
-    def exchange_ended(self, exchange: "HttpExchange", task: asyncio.Task[None]) -> None:
-        """Called when the task of an exchange has ended, with or without a response."""
+    def exchange_failed(self, exchange: "HttpExchange") -> None:
+        """Called when the task of an exchange has ended without a whole response."""
         ...
 
 
@@ -91,11 +92,11 @@ class HttpExchange:
         self,
         connection: Connection,
         handler: ExchangeHandler,
-        *,
         method: str,
         path: str,
         query: bytes,
         headers: list[tuple[bytes, bytes]],
+        *,
         version_1_0: bool = False,
         keep_alive: bool = True,
         expects_continue: bool = False,
@@ -107,7 +108,7 @@ class HttpExchange:
         self.query = query
         self.headers = headers
         self.keep_alive = keep_alive
-        self._by_name = by_name = dict(headers)
+        self.by_name = by_name = dict(headers)
         self.request_id = request_id(headers) if b"x-request-id" in by_name else new_id()
         # By perf_counter; for a pipelined request, the end of the previous response.
         self.received_at = perf_counter()
@@ -122,7 +123,7 @@ class HttpExchange:
 
     def header(self, name: bytes) -> bytes:
         """Return a header of the request, the last of several; empty if there is none."""
-        return self._by_name.get(name, b"")
+        return self.by_name.get(name, b"")
 
     @property
     def dialect(self) -> Dialect:
@@ -170,14 +171,15 @@ class HttpExchange:
         self._begin(status)
         if status in _BODILESS:
             headers, body = _bodiless(status, headers), b""
-        self.bytes_out += len(body)
-        if self._connection.flow.write_paused:
-            await self._drained()
-        if not _has_length(headers) and status not in _BODILESS:
+        elif b"content-length" not in dict(headers):
             headers = [*headers, (b"content-length", b"%d" % len(body))]
+        self.bytes_out += len(body)
+        connection = self._connection
+        if connection.flow.write_paused:
+            await self._drained()
         if not self.disconnected:
             head = self._encode_headers(status, headers)
-            self._connection.transport.write(head if self.method == "HEAD" else head + body)
+            connection.transport.write(head if self.method == "HEAD" else head + body)
         self._end()
 
     async def start_response(self, status: int, headers: Headers) -> None:
@@ -187,7 +189,7 @@ class HttpExchange:
             await self._drained()
         if status in _BODILESS:
             headers = _bodiless(status, headers)
-        elif not _has_length(headers) and self.method != "HEAD":
+        elif b"content-length" not in dict(headers) and self.method != "HEAD":
             if self._version_1_0:
                 self.keep_alive = False  # the body ends with the connection
             else:
@@ -247,14 +249,17 @@ class HttpExchange:
         self.status = status
 
     def _encode_headers(self, status: int, headers: Headers) -> bytes:
-        pieces = [STATUS_LINE[status]]
-        pieces += map(_header_line, self._connection.common_headers())
-        pieces += map(_header_line, headers)
-        if self.extra_headers:
-            pieces += map(_header_line, self.extra_headers)
-        name = self.request_id.encode()
-        pieces += (self.rate_lines, self.model_line, b"x-request-id: ", name)
-        pieces.append(b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n")
+        pieces = (
+            STATUS_LINE[status],
+            *map(_header_line, self._connection.common_headers()),
+            *map(_header_line, headers),
+            *map(_header_line, self.extra_headers),
+            self.rate_lines,
+            self.model_line,
+            b"x-request-id: ",
+            self.request_id.encode(),
+            b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n",
+        )
         return b"".join(pieces)
 
     def _write(self, data: bytes, *, last: bool = False) -> None:
@@ -330,16 +335,19 @@ class HttpExchange:
         self.disconnected = True
         self._interrupt(ClientDisconnected())
 
-    def start(self) -> asyncio.Task[None]:
+    def start(self) -> None:
         """Start the task that handles the request."""
-        loop = self._connection.loop
-        task = self.task = loop.create_task(self.handler(self))
+        connection = self._connection
+        task = self.task = connection.loop.create_task(self.handler(self))
         task.add_done_callback(self._task_ended)
-        return task
+        connection.tasks.add(task)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
-        self._connection.exchange_ended(self, task)
+        connection = self._connection
+        connection.tasks.discard(task)
+        if not self.response_complete and not self.disconnected:
+            connection.exchange_failed(self)
 
     def take_fault(self) -> ClientDisconnected | GatewayError | None:
         """Return the reason for which the task was canceled, once; it may then wait again."""
@@ -366,10 +374,3 @@ def _bodiless(status: int, headers: Headers) -> Headers:
     framing = (b"content-length", b"transfer-encoding")
     kept = [(name, value) for name, value in headers if name not in framing]
     return [*kept, (b"content-length", b"0")] if status == 205 else kept
-
-
-def _has_length(headers: Headers) -> bool:
-    for name, _ in headers:  # noqa: SIM110 - a generator costs more than the loop
-        if name == b"content-length":
-            return True
-    return False

@@ -14,6 +14,8 @@ MAX_LENGTH_DIGITS = 19
 
 def content_length(value: bytes) -> int | None:
     """Return the value of a content-length header; None if it is invalid."""
+    if value.isdigit() and len(value) < MAX_LENGTH_DIGITS:
+        return int(value)
     digits = value.strip(b" \t")  # whitespace around a value is not part of it
     if (
         not digits.isdigit()

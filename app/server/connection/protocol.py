@@ -129,21 +129,16 @@ class ClientConnection(RequestParser):
 
     def _parse(self, data: bytes) -> None:
         """Parse within MAX_PARSE_S, until the application needs a pause; buffer the rest."""
-        phase_before = self._phase
-        flow = self.flow
-        start, size = 0, len(data)
-        parse_until = perf_counter() + MAX_PARSE_S if size > SLICE else inf
+        phase_before, flow, size = self._phase, self.flow, len(data)
+        start = 0
         if self.pipeline:
             self._check_pipeline_bounds()
         try:
-            while start < size and not flow.read_paused:
-                if start and perf_counter() >= parse_until:
-                    break
-                end = start + SLICE
-                if self._phase is BODY and self._body_left > SLICE and not self.pipeline:
-                    end = start + self._body_left
-                self._feed(data[start:end])
-                start = end
+            if size > SLICE:
+                start = self._feed_slices(data)
+            elif size and not flow.read_paused:
+                self._feed(data)
+                start = size
                 if self.pipeline:
                     self._check_pipeline_bounds()
         except httptools.HttpParserError as error:
@@ -157,13 +152,30 @@ class ClientConnection(RequestParser):
             self._update_deadline(phase_before)
         self._start_or_wake()
 
+    def _feed_slices(self, data: bytes) -> int:
+        """Parse data slice by slice; return where parsing has stopped. Raises HttpParserError."""
+        start, size = 0, len(data)
+        parse_until = perf_counter() + MAX_PARSE_S
+        while start < size and not self.flow.read_paused:
+            if start and perf_counter() >= parse_until:
+                break
+            end = start + SLICE
+            if self._phase is BODY and self._body_left > SLICE and not self.pipeline:
+                end = start + self._body_left
+            self._feed(data[start:end])
+            start = end
+            if self.pipeline:
+                self._check_pipeline_bounds()
+        return start
+
     def _start_or_wake(self) -> None:
         """Start the request whose headers were parsed, or wake the one that waits for its body.
 
         Runs after the parser has returned, since both may write, read, and close the connection.
         """
-        if self._unstarted is not None:
-            exchange, self._unstarted = self._unstarted, None
+        exchange = self._unstarted
+        if exchange is not None:
+            self._unstarted = None
             self._start_exchange(exchange)
         elif isinstance(self._running, HttpExchange):
             self._running.wake_reader()
@@ -206,21 +218,21 @@ class ClientConnection(RequestParser):
         self, handler: ExchangeHandler, method: str, path: str, query: bytes
     ) -> None:
         """Create the exchange of a request; its task starts when the parser has returned."""
-        busy = self._busy
         version_1_0 = self.parser.get_http_version() == "1.0"
+        keep_alive = not (version_1_0 or self.finishing) and self.parser.should_keep_alive()
         exchange = HttpExchange(
             self,
             handler,
-            method=method,
-            path=path,
-            query=query,
-            headers=self.headers,
+            method,
+            path,
+            query,
+            self.headers,
             version_1_0=version_1_0,
-            keep_alive=not (version_1_0 or self.finishing) and self.parser.should_keep_alive(),
+            keep_alive=keep_alive,
             expects_continue=self.expect_100_continue,
         )
         self.cycle = exchange  # type: ignore[assignment]
-        if busy:
+        if self._busy:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
@@ -229,7 +241,7 @@ class ClientConnection(RequestParser):
     def _start_exchange(self, exchange: HttpExchange) -> None:
         """Start the task of an exchange unless the client has disconnected."""
         if exchange is self._running and not self.transport.is_closing():
-            self.tasks.add(exchange.start())
+            exchange.start()
 
     def _accept_asgi_request(self) -> None:
         """Run a request through uvicorn's cycle in the ASGI application."""
@@ -262,29 +274,24 @@ class ClientConnection(RequestParser):
                 self.close_after_response(exchange)
             self.on_response_complete()
 
-    def exchange_ended(self, exchange: HttpExchange, task: asyncio.Task[None]) -> None:
+    def exchange_failed(self, exchange: HttpExchange) -> None:
         """See `app.server.connection.exchange.Connection`."""
-        self.tasks.discard(task)
-        if (
-            exchange is self._running
-            and not exchange.response_complete
-            and not exchange.disconnected
-        ):
+        if exchange is self._running:
             self._close()  # tells the client that the response is incomplete
 
     def on_response_complete(self) -> None:
         """Start the next pipelined request, or wait for one."""
-        self.server_state.total_requests += 1
         running = self._running
         if isinstance(running, RequestResponseCycle):
             self._unlink_cycle(running)
         if self.transport.is_closing():
             return
-        if running is not None and self.expect_100_continue and running.more_body:
+        if self.expect_100_continue and running is not None and running.more_body:
             # It was sent no 100: its next bytes may be the body or a new request.
             self._close()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)

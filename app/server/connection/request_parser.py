@@ -4,6 +4,7 @@ The bounds on headers are checked at every piece of input, so that a client cann
 buffer more. Framing is read more strictly than the parser does; see `framing`.
 """
 
+from collections import deque
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, ClassVar, NoReturn
@@ -55,6 +56,8 @@ def _target(url: bytes) -> tuple[str, bytes]:
     return unquote(path) if "%" in path else path, parsed.query or b""
 
 
+# Takes a header field and keeps nothing; a function of Python's would take longer.
+_drop = deque[tuple[bytes, bytes]](maxlen=0).append
 # Clients use few different short URLs.
 _known_target = lru_cache(maxsize=256)(_target)
 
@@ -76,6 +79,8 @@ class RequestParser(HttpToolsProtocol):
         self._pipelined_bytes = 0  # parsed behind the running request while others wait
         self._refusal: GatewayError | None = None  # raised out of the parser's callbacks
         self._upgrading = False
+        self.headers = []
+        self._take_header = self.headers.append
 
     def _accept_exchange(
         self, handler: ExchangeHandler, method: str, path: str, query: bytes
@@ -102,12 +107,19 @@ class RequestParser(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._decline_upgrade() + data[upgrade.args[0] :]
         phase = self._phase
-        if phase is HEAD and self._head_bytes > MAX_HEAD_BYTES:
+        if phase is HEAD:
+            self._check_head(self._head_bytes)
+        elif phase is BODY and self._overhead_bytes > MAX_HEAD_BYTES:
+            self._reject(HeadTooLarge(f"the request's trailers exceed {MAX_HEAD_BYTES} bytes"))
+
+    def _check_head(self, size: int) -> None:
+        """Refuse a request line and headers of at least `size` bytes that exceed the bounds."""
+        if size > MAX_HEAD_BYTES:
             self._reject(
                 HeadTooLarge(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
             )
-        if phase is BODY and self._overhead_bytes > MAX_HEAD_BYTES:
-            self._reject(HeadTooLarge(f"the request's trailers exceed {MAX_HEAD_BYTES} bytes"))
+        if len(self.headers) > MAX_HEADERS:
+            self._reject(HeadTooLarge(f"the request has over {MAX_HEADERS} header fields"))
 
     def _reject(self, error: GatewayError) -> NoReturn:
         """Stop the parser; the request is refused with `error`."""
@@ -119,32 +131,29 @@ class RequestParser(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
+        self._take_header = self.headers.append
         self.expect_100_continue = False
         self._phase = HEAD
         self._first_piece_bytes = self._piece_bytes
         self._body_left = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are dropped: they must not count as header fields (RFC 9110, section 6.5.1).
-        if self._phase is BODY:
-            return
-        headers = self.headers
         name = name.lower()
-        if name in _OWN_FIELDS or len(headers) == MAX_HEADERS:
+        if name in _OWN_FIELDS:
             self._check_field(name, value)
-        headers.append((name, value))
+        self._take_header((name, value))
 
     def _check_field(self, name: bytes, value: bytes) -> None:
-        """Interpret a header field that the connection uses, or refuse one over the limit."""
-        if len(self.headers) == MAX_HEADERS:
-            self._reject(HeadTooLarge(f"the request has over {MAX_HEADERS} header fields"))
-        if name == b"expect":
-            self.expect_100_continue |= value.lower() == b"100-continue"
-        elif name == b"content-length":
+        """Interpret a header field that the connection uses. A trailer says nothing."""
+        if self._phase is BODY:
+            return
+        if name == b"content-length":
             length = content_length(value)
             if length is None:
                 self._reject(BadRequest("content-length must be a number of at most 19 digits"))
             self._body_left = length
+        elif name == b"expect":
+            self.expect_100_continue |= value.lower() == b"100-continue"
         elif name == b"transfer-encoding" and (
             not is_chunked(value) or any(name == field for field, _ in self.headers)
         ):
@@ -152,33 +161,34 @@ class RequestParser(HttpToolsProtocol):
             self._reject(BadRequest("transfer-encoding must be chunked, and nothing else"))
 
     def on_headers_complete(self) -> None:
+        url, headers, parser = self.url, self.headers, self.parser
         if self._first_piece_bytes + self._head_bytes > MAX_HEAD_BYTES:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size > MAX_HEAD_BYTES:
-                self._reject(
-                    HeadTooLarge(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
-                )
-        self._upgrading = self.parser.should_upgrade()
+            self._check_head(len(url) + sum(len(name) + len(value) + 4 for name, value in headers))
+        elif len(headers) > MAX_HEADERS:
+            self._check_head(0)
+        self._upgrading = parser.should_upgrade()
         if self._upgrading:
             return  # parsed again without the upgrade
         handler = None
         if self.dispatcher is not None:
-            url = self.url
             path, query = (_known_target if len(url) <= _SHORT_URL else _target)(url)
-            method = _METHODS.get(self.parser.get_method()) or self.parser.get_method().decode()
-            handler = self.dispatcher.find_handler(method, path, self.headers)
+            method = _METHODS.get(parser.get_method()) or parser.get_method().decode()
+            handler = self.dispatcher.find_handler(method, path, headers)
         if handler is None:
             self._accept_asgi_request()
         else:
             self._accept_exchange(handler, method, path, query)
         self._head_bytes = self._overhead_bytes = self._first_piece_bytes = 0
         self._phase = BODY
+        # Trailers are dropped: they must not count as header fields (RFC 9110, section 6.5.1).
+        self._take_header = _drop
 
     def on_body(self, body: bytes) -> None:
         self._overhead_bytes = 0
         self._body_left -= len(body)
-        if isinstance(self.cycle, HttpExchange):
-            self.cycle.feed_body(body)
+        cycle = self.cycle
+        if isinstance(cycle, HttpExchange):
+            cycle.feed_body(body)
         else:
             super().on_body(body)
 

@@ -34,7 +34,7 @@ _random = random.Random()  # noqa: S311
 
 def new_id() -> str:
     """Return a new request ID."""
-    return _random.randbytes(16).hex()
+    return f"{_random.getrandbits(128):032x}"
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:

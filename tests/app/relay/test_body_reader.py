@@ -232,9 +232,9 @@ async def test_small_request_asks_the_limiter_once(tmp_path: Path, fake: Fake) -
         asked: list[Any] = []
         decide = gateway.state.limiter.decide_at_once
 
-        def counted(request: Any) -> Any:
-            asked.append(request)
-            return decide(request)
+        def counted(terms: Any) -> Any:
+            asked.append(terms)
+            return decide(terms)
 
         gateway.state.limiter.decide_at_once = counted  # type: ignore[method-assign]
         assert (await gateway.chat()).status_code == 200

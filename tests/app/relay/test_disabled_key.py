@@ -34,9 +34,8 @@ class Victim:
         return request(body, self._line, path=path, key=False)
 
     async def until_in_flight(self, count: int = 1) -> None:
-        await wait_until(
-            lambda: len(self._gateway.state.in_flight._by_key.get(self._id, ())) >= count
-        )
+        in_flight = self._gateway.state.in_flight
+        await wait_until(lambda: len(in_flight.of_key(self._id)) >= count)
 
     async def cut_off(self) -> None:
         """Disable the key with its requests."""

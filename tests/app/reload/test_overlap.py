@@ -80,7 +80,7 @@ class TestOverlap:
         """The model that it found earlier has an engine that is gone."""
         async with run(tmp_path, model()) as one:
             limiter, gate, asked = one.state.limiter, asyncio.Event(), asyncio.Event()
-            decide = limiter.decide
+            decide = limiter.decide_terms
 
             async def slow(ask: Any) -> Any:
                 asked.set()
@@ -88,7 +88,7 @@ class TestOverlap:
                 return await decide(ask)
 
             monkeypatch.setattr(limiter, "decide_at_once", lambda _: None)
-            monkeypatch.setattr(limiter, "decide", slow)
+            monkeypatch.setattr(limiter, "decide_terms", slow)
             waiting = asyncio.create_task(one.chat())
             await asked.wait()
             assert (await one.reload(longer()))["ok"]

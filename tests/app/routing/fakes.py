@@ -19,7 +19,6 @@ class FakeEngine(Engine):
 
     kind = "process"
     capabilities = EngineCapabilities(managed=True)
-    facts: EngineFacts = EngineFacts()
     progress: Progress | None = None
     last_error: str | None = None
     restarts: int = 0
@@ -44,6 +43,14 @@ class FakeEngine(Engine):
     def state(self, state: EngineState) -> None:
         self._status.state = state
         self._status.changes.notify()
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._status.facts
+
+    @facts.setter
+    def facts(self, facts: EngineFacts) -> None:
+        self._status.facts = facts
 
     def describe(self) -> str:
         return self.name

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 
@@ -288,12 +288,11 @@ async def test_disconnect_before_the_first_step_still_runs_the_handler() -> None
             await forever()
         except asyncio.CancelledError:
             faults.append(exchange.take_fault())
+            ended.set()
 
     class StubConnection:
         loop = asyncio.get_running_loop()
-
-        def exchange_ended(self, exchange: HttpExchange, task: asyncio.Task[None]) -> None:
-            ended.set()
+        tasks: ClassVar[set[asyncio.Task[None]]] = set()
 
     connection = cast(Connection, StubConnection())
     exchange = HttpExchange(connection, handler, method="POST", path="/", query=b"", headers=[])

@@ -1,0 +1,110 @@
+"""What the requests of one key to one model at one endpoint have in common, bound once.
+
+A binding is kept until anything that it was made from changes. `Bindings.find` is the only place
+that decides so, at every request: the caller is the same object, since a changed key or owner is
+another one; no model and no engine has changed, which the catalogue counts; and the gateway's
+bounds and the secret of the cache salts are the same objects. So no other part of the gateway has
+to remember to invalidate bindings, and no request gets an old one.
+"""
+
+import msgspec
+
+from app.auth import Principal
+from app.limits import Limiter, LimitRequest, LimitScope
+from app.relay.bounds import RelayBounds
+from app.request_body import BodyRules, CacheSalts, Endpoint, FieldRuleCache
+from app.routing import Catalogue, Model
+
+# More combinations than are active at a time; beyond it, all are bound again.
+MAX_BINDINGS = 4096
+
+
+class Binding(msgspec.Struct, frozen=True, eq=False):
+    """What the requests of a key to a model at an endpoint have in common."""
+
+    principal: Principal
+    model: Model
+    # Whether an engine of the model may serve the endpoint.
+    served: bool
+    rules: BodyRules
+    # The limits of a request, and of one that was charged before its body was read.
+    limits: LimitScope
+    precharged_limits: LimitScope
+
+
+class Bindings:
+    """The bindings that are valid now."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        limiter: Limiter,
+        salts: CacheSalts,
+        rules: FieldRuleCache,
+        most: int = MAX_BINDINGS,
+    ) -> None:
+        self._catalogue = catalogue
+        self._engine_changes = catalogue.changes
+        self._limiter = limiter
+        self._salts = salts
+        self._rules = rules
+        self._most = most
+        # By key ID, the name that the client sent, and endpoint. Names are those of known models.
+        self._known: dict[tuple[str, str, str], Binding] = {}
+        # What all of them were made from.
+        self._changes = -1
+        self._bounds: RelayBounds | None = None
+        self._secret = b""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(
+        self, principal: Principal, name: str, endpoint: Endpoint, bounds: RelayBounds
+    ) -> Binding:
+        """Return the binding of a caller to the model with a name or alias, at an endpoint.
+
+        Raises ModelNotFound.
+        """
+        if (
+            self._engine_changes.count != self._changes
+            or bounds is not self._bounds
+            or self._salts.secret() is not self._secret
+        ):
+            self._known.clear()
+            self._changes, self._bounds = self._engine_changes.count, bounds
+            self._secret = self._salts.secret()
+        at = (principal.id, name, endpoint.label)
+        binding = self._known.get(at)
+        if binding is None or binding.principal is not principal:
+            binding = self._bind(principal, name, endpoint, bounds)
+            if len(self._known) >= self._most:
+                self._known.clear()
+            self._known[at] = binding
+        return binding
+
+    def _bind(
+        self, principal: Principal, name: str, endpoint: Endpoint, bounds: RelayBounds
+    ) -> Binding:
+        model = self._catalogue.find(name, principal.allows)
+        limits = LimitRequest(
+            principal.id, principal.limits, model.name, model.limits, 0, owner=principal.owner
+        )
+        precharged = msgspec.structs.replace(limits, precharged=True)
+        return Binding(
+            principal,
+            model,
+            model.serves(endpoint.label),
+            self.body_rules(principal, model, bounds),
+            self._limiter.scope(limits),
+            self._limiter.scope(precharged),
+        )
+
+    def body_rules(self, principal: Principal, model: Model, bounds: RelayBounds) -> BodyRules:
+        """Return what a caller's tenant, the gateway and a model's engines demand of a body."""
+        return BodyRules(
+            self._rules.get(model, principal),
+            self._salts.salt(model.isolation, principal),
+            bounds.default_output_tokens,
+            model.max_model_len,
+        )

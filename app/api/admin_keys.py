@@ -52,6 +52,7 @@ class ManagedKey:
 
     key: ApiKey
     principal: Principal
+    store: KeyStore  # for changes by the caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         """Return a key that the caller may change, by the key's role and permission."""
         key = await store.find_named(name)
         check_may_manage(principal, key.role, may_load_models=key.may_load_models)
-        return ManagedKey(key, principal)
+        return ManagedKey(key, principal, store.by(principal.id))
 
     _add_reads(router, keys)
     _add_secrets(router, keys, managed)
@@ -144,7 +145,9 @@ def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
         """
         check_may_manage(principal, fields.role, may_load_models=fields.may_load_models)
         models = keys.canonical_models(fields.models)
-        key, made = await keys.store.create(fields.model_copy(update={"models": models}))
+        key, made = await keys.store.by(principal.id).create(
+            fields.model_copy(update={"models": models})
+        )
         log.info("%s key %s created by %s", key.role, key.id, principal.id)
         _forbid_caching(response)
         return keys.shown_new(key, made)
@@ -154,19 +157,19 @@ def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
         response: Response, rotation: Rotation = DEFAULT_ROTATION, managed: ManagedKey = managing
     ) -> ShownNewKey:
         """Create a new secret; the old one works for `grace_s` more seconds."""
-        key, made = await keys.store.rotate(managed.key.id, rotation.grace_s)
+        key, made = await managed.store.rotate(managed.key.id, rotation.grace_s)
         log.info("key %s rotated by %s", key.id, managed.principal.id)
         _forbid_caching(response)
         return keys.shown_new(key, made)
 
 
 def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) -> None:
-    store, managing = keys.store, Depends(managed)
+    managing = Depends(managed)
 
     @router.post("/{key_id}/disable", responses=_ONE_KEY)
     async def disable_key(now: Now = False, managed: ManagedKey = managing) -> ShownKey:
         """Refuse a key until it is enabled again."""
-        key = await store.disable(managed.key.id, now=now)
+        key = await managed.store.disable(managed.key.id, now=now)
         aborted = _ABORTED if now else ""
         log.info("key %s disabled by %s%s", key.id, managed.principal.id, aborted)
         if now:
@@ -176,7 +179,7 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     @router.post("/{key_id}/enable", responses=_ONE_KEY)
     async def enable_key(managed: ManagedKey = managing) -> ShownKey:
         """Accept a disabled key again."""
-        key = await store.enable(managed.key.id)
+        key = await managed.store.enable(managed.key.id)
         log.info("key %s enabled by %s", key.id, managed.principal.id)
         return keys.shown(key)
 
@@ -188,7 +191,7 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
         if "models" in changes.model_fields_set:
             models = keys.canonical_models(changes.models, managed.key.models)
             changes = changes.model_copy(update={"models": models})
-        key = await store.change(managed.key.id, changes)
+        key = await managed.store.change(managed.key.id, changes)
         log.info("key %s changed by %s", key.id, managed.principal.id)
         return keys.shown(key)
 
@@ -196,7 +199,7 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     async def delete_key(now: Now = False, managed: ManagedKey = managing) -> None:
         """Delete a key, for good; reports keep its usage."""
         key_id = managed.key.id
-        await store.delete(key_id, now=now)
+        await managed.store.delete(key_id, now=now)
         aborted = _ABORTED if now else ""
         log.info("key %s deleted by %s%s", key_id, managed.principal.id, aborted)
         if now:

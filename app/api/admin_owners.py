@@ -47,7 +47,7 @@ class _Owners:
         self, name: OwnerName, fields: OwnerFields, response: Response, principal: Caller
     ) -> ShownOwner:
         """Create or replace an owner; limits and budgets that are not given are removed."""
-        owner, new = await self.store.replace(name, fields)
+        owner, new = await self.store.by(principal.id).replace(name, fields)
         log.info("owner %s %s by %s", name, "created" if new else "changed", principal.id)
         if new:
             response.status_code = 201
@@ -57,7 +57,7 @@ class _Owners:
         self, name: OwnerName, fields: OwnerFields, principal: Caller
     ) -> ShownOwner:
         """Change the given fields; the others keep their values."""
-        owner = await self.store.change(name, fields)
+        owner = await self.store.by(principal.id).change(name, fields)
         log.info("owner %s changed by %s", name, principal.id)
         return owner
 

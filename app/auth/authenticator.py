@@ -31,6 +31,8 @@ from app.settings import NO_LIMITS, LimitSettings, digest
 
 log = logging.getLogger(__name__)
 
+# IDs in a line about changes by a command.
+MAX_LOGGED = 20
 # Cached valid keys, and cached digests of unknown keys.
 CACHE_SIZE = 10_000
 # Lifetime of a cached unknown digest, unless a change removes it earlier.
@@ -337,6 +339,7 @@ class Authenticator:
                 log.info("key store available again")
             for key_id in self._record_cuts(changed):
                 self._on_cut(key_id)
+            _log_commands(changed)
 
     def _record_cuts(self, changed: Mapping[str, Change]) -> list[str]:
         """Record new cuts; return their keys, whose requests must be terminated."""
@@ -370,6 +373,19 @@ class Authenticator:
         """Cancel running lookups and flush; call it after `run` has ended."""
         await self._lookups.close()
         await self.flush()
+
+
+def _log_commands(changed: Mapping[str, Change]) -> None:
+    """Log changes by commands; the gateway that an admin key asked has logged that key's."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for key_id, change in changed.items():
+        if change.by is not None and "@" in change.by:
+            found.setdefault((change.by, "deleted" if change.deleted else "changed"), []).append(
+                key_id
+            )
+    for (by, what), ids in found.items():
+        more = f" and {len(ids) - MAX_LOGGED} more" if len(ids) > MAX_LOGGED else ""
+        log.info("keys %s by command of %s: %s%s", what, by, ", ".join(ids[:MAX_LOGGED]), more)
 
 
 def _updated_ids(ids: set[str] | None, changed: Mapping[str, Change]) -> set[str] | None:

@@ -8,8 +8,9 @@ reader that has seen a revision has seen every change up to it, and checks made 
 import asyncio
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
+from typing import Any, Self
 
 from sqlalchemy import and_, bindparam, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
@@ -34,13 +35,14 @@ _SHOWN = (
     "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
     "concurrent_requests", "daily_tokens", "monthly_tokens", "daily_cost_nano",
     "monthly_cost_nano", "priority", "weight", "fields",
-    "may_load_models", "disabled", "created_ms", "expires_ms", "last_used_ms", "previous_until_ms",
+    "may_load_models", "disabled", "created_ms", "changed_by", "expires_ms", "last_used_ms",
+    "previous_until_ms",
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
 _DIGESTS = [api_keys.c.digest, api_keys.c.previous_digest]
 # Labels, since both tables have columns of these names.
 _OWNER = [column.label(f"owners_{column.name}") for column in owners.c]
-_CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
+_CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms, api_keys.c.changed_by]
 # IDs per query: building rows blocks the event loop.
 _PAGE = 1000
 # Longest name in a hint: the time of one comparison grows at least with the square of the length.
@@ -53,28 +55,47 @@ _EXISTS = api_keys.c.deleted_ms.is_(None)
 class KeyStore:
     """Reads and changes keys. Every method raises DatabaseError."""
 
-    def __init__(self, database: Database, *, now_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(
+        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: str | None = None
+    ) -> None:
+        """`by` makes the changes: see `by`."""
         self._database = database
         self._now_ms = now_ms
+        self._by = by
         # A version of the database and the revision that was read at it.
         self._last_read: tuple[tuple[int, int], int] | None = None
 
+    def by(self, who: str) -> Self:
+        """Return this store for changes that somebody makes: an admin key by its ID, or a user."""
+        changer = copy(self)
+        changer._by = who
+        return changer
+
     async def create(self, fields: KeyFields) -> tuple[ApiKey, NewKey]:
         """Create a key; its text is returned once and never stored. Raises NameTaken."""
-        made = new_key()
+        [created] = await self.create_all([fields])
+        return created
+
+    async def create_all(self, fields: Iterable[KeyFields]) -> list[tuple[ApiKey, NewKey]]:
+        """Create keys, all or none. Raises NameTaken."""
+        created = []
         async with self._database.write() as connection:
             number = await increment_revision(connection)
-            await _check_name(connection, fields.name, made.id)
-            values = {
-                **fields.columns(),
-                "id": made.id,
-                "digest": made.digest,
-                "disabled": False,
-                "created_ms": self._now_ms(),
-                "revision": number,
-            }
-            await connection.execute(insert(api_keys).values(values))
-            return await _get(connection, made.id), made
+            for one in fields:
+                made = new_key()
+                await _check_name(connection, one.name, made.id)
+                values = {
+                    **one.columns(),
+                    "id": made.id,
+                    "digest": made.digest,
+                    "disabled": False,
+                    "created_ms": self._now_ms(),
+                    "changed_by": self._by,
+                    "revision": number,
+                }
+                await connection.execute(insert(api_keys).values(values))
+                created.append((await _get(connection, made.id), made))
+        return created
 
     async def get(self, key_id: str) -> ApiKey:
         """Return a key. Raises UnknownKey."""
@@ -172,7 +193,9 @@ class KeyStore:
         gone = {"digest": None, "previous_digest": None, "previous_until_ms": None}
         async with self._database.write() as connection:
             number = await increment_revision(connection)
-            deleted = {"deleted_ms": self._now_ms(), "revision": number}
+            deleted = {
+                "deleted_ms": self._now_ms(), "revision": number, "changed_by": self._by,
+            }  # fmt: skip
             values = {**gone, **deleted, **self._cut(now)}
             await _write(connection, key_id, values)
 
@@ -203,7 +226,9 @@ class KeyStore:
         if seen is not None and number > seen:
             query = select(api_keys.c.id, *_CHANGE).where(api_keys.c.revision > seen)
             for row in await self._database.fetch(query):  # perhaps newer ones too
-                changed[row.id] = Change(row.revision, row.deleted_ms is not None, row.cut_ms)
+                changed[row.id] = Change(
+                    row.revision, row.deleted_ms is not None, row.cut_ms, row.changed_by
+                )
         if version is not None:
             self._last_read = version, number
         return number, changed
@@ -259,7 +284,8 @@ class KeyStore:
             number = await increment_revision(connection)
             if "name" in values:
                 await _check_name(connection, values["name"], key_id)
-            await _write(connection, key_id, {**values, "revision": number})
+            changed = {"revision": number, "changed_by": self._by}
+            await _write(connection, key_id, {**values, **changed})
             return await _get(connection, key_id)
 
 

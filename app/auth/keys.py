@@ -44,6 +44,9 @@ class ApiKey:
     may_load_models: bool
     disabled: bool
     created_ms: int
+    # Who made the last change, or that of its owner: the ID of an admin key, or `user@host` of a
+    # command; None: unknown.
+    changed_by: str | None
     expires_ms: int | None
     last_used_ms: int | None
     # Until when the previous secret is accepted after a rotation; None: there is none.
@@ -73,6 +76,7 @@ class Change:
     revision: int
     deleted: bool
     cut_ms: int | None  # requests that began before this moment are terminated; None: none
+    by: str | None = None  # as in ApiKey.changed_by
 
 
 @dataclass(frozen=True, slots=True)

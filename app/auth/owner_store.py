@@ -7,6 +7,7 @@ every gateway invalidates its cache of them, as after a change of the key itself
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -43,6 +44,7 @@ class ShownOwner(BaseModel):
     monthly_cost: float | None
     keys: int = Field(description="Keys that carry its name in `owner`.")
     created: str
+    changed_by: str | None = Field(description="As in a key.")
 
     @classmethod
     def of(cls, row: Row[*tuple[Any, ...]]) -> Self:
@@ -77,9 +79,19 @@ def checked_owner_name(name: str) -> str:
 class OwnerStore:
     """Reads and changes owners. Every method raises DatabaseError."""
 
-    def __init__(self, database: Database, *, now_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(
+        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: str | None = None
+    ) -> None:
+        """`by` makes the changes: see `by`."""
         self._database = database
         self._now_ms = now_ms
+        self._by = by
+
+    def by(self, who: str) -> Self:
+        """Return this store for changes that somebody makes: an admin key by its ID, or a user."""
+        changer = copy(self)
+        changer._by = who
+        return changer
 
     async def page(self, limit: int, after: str = "") -> ShownOwners:
         """Return up to `limit` owners whose names follow `after`, in alphabetical order."""
@@ -113,9 +125,9 @@ class OwnerStore:
         """Change the given fields of an owner. Raises UnknownOwner."""
         name = _lookup_name(name)
         async with self._database.write() as connection:
-            await _touch_keys(connection, name)
+            await _touch_keys(connection, name, self._by)
             await _get(connection, name)
-            await _update(connection, name, fields.given())
+            await _update(connection, name, {**fields.given(), "changed_by": self._by})
             return await _get(connection, name)
 
     async def delete(self, name: str) -> None:
@@ -125,7 +137,7 @@ class OwnerStore:
         """
         name = _lookup_name(name)
         async with self._database.write() as connection:
-            await _touch_keys(connection, name)
+            await _touch_keys(connection, name, self._by)
             deleted = await connection.execute(delete(owners).where(owners.c.name == name))
             if deleted.rowcount != 1:
                 raise UnknownOwner
@@ -133,14 +145,16 @@ class OwnerStore:
     async def _put(self, name: str, values: Mapping[str, Any]) -> tuple[ShownOwner, bool]:
         async with self._database.write() as connection:
             # First: it serializes transactions, so that no two create the same owner.
-            await _touch_keys(connection, name)
+            await _touch_keys(connection, name, self._by)
             known = select(owners.c.name).where(owners.c.name == name)
             new = await connection.scalar(known) is None
             if new:
-                made = {"name": name, "created_ms": self._now_ms(), **values}
+                made = {
+                    "name": name, "created_ms": self._now_ms(), "changed_by": self._by, **values,
+                }  # fmt: skip
                 await connection.execute(insert(owners).values(made))
             else:
-                await _update(connection, name, values)
+                await _update(connection, name, {**values, "changed_by": self._by})
             return await _get(connection, name), new
 
 
@@ -152,16 +166,15 @@ def _lookup_name(name: str) -> str:
         raise UnknownOwner from None
 
 
-async def _touch_keys(connection: AsyncConnection, name: str) -> None:
+async def _touch_keys(connection: AsyncConnection, name: str, by: str | None) -> None:
     """Make every gateway reload the keys of an owner once the transaction is committed."""
     number = await increment_revision(connection)
     keys = update(api_keys).where(api_keys.c.owner == name, api_keys.c.deleted_ms.is_(None))
-    await connection.execute(keys.values(revision=number))
+    await connection.execute(keys.values(revision=number, changed_by=by))
 
 
 async def _update(connection: AsyncConnection, name: str, values: Mapping[str, Any]) -> None:
-    if values:
-        await connection.execute(update(owners).where(owners.c.name == name).values(**values))
+    await connection.execute(update(owners).where(owners.c.name == name).values(**values))
 
 
 async def _get(connection: AsyncConnection, name: str) -> ShownOwner:

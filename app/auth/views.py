@@ -35,6 +35,10 @@ class ShownKey(BaseModel):
     may_load_models: bool
     disabled: bool
     created: str
+    changed_by: str | None = Field(
+        description="Who made the last change, or that of its owner: the ID of an admin key, or "
+        "`user@host` of a command; null: unknown."
+    )
     expires: str | None
     last_used: str | None = Field(description="Up to a minute late.")
     limits_in_force: LimitSettings | None = Field(

@@ -4,10 +4,14 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from json import loads
+from typing import TYPE_CHECKING
 
 from app.cli.faults import complain, fail
 from app.cli.output import printable
 from app.settings import ModelSettings
+
+if TYPE_CHECKING:  # SQLAlchemy is slow to import
+    from app.auth import KeyFields
 
 
 def parse_number(name: str, text: str, unset: str) -> int | None:
@@ -69,6 +73,13 @@ def resolve_models(given: Sequence[str], models: Iterable[ModelSettings]) -> lis
     for prefix in checked.unmatched:
         _warn(f"no model of the configuration begins with {prefix.removesuffix('*')}")
     return checked.models
+
+
+def resolved(fields: "KeyFields", models: Iterable[ModelSettings]) -> "KeyFields":
+    """Return a new key with its models by name; warn as `resolve_models`."""
+    if fields.models == ["*"]:
+        return fields
+    return fields.model_copy(update={"models": resolve_models(fields.models, models)})
 
 
 def _warn(text: str) -> None:

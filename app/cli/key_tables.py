@@ -1,15 +1,19 @@
 """Keys as `vllm-gateway keys` prints them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from json import dumps
 from typing import TYPE_CHECKING
 
 from app.cli.output import Column, print_fields, print_table
-from app.money import amount_text
+from app.money import amount_text, money_text
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
     from app.auth import ShownKey
+    from app.usage import Measure, Spent
+
+    # By key: what it has spent.
+    KeySpending = Mapping[str, Mapping[Measure, Spent]]
 
 LIMITS = {
     "requests_per_minute": "requests/min",
@@ -23,18 +27,19 @@ def print_key(key: "ShownKey") -> None:
     print_fields(list(_rows(key)))
 
 
-def print_keys(keys: "Sequence[ShownKey]") -> None:
-    """Print keys, one per row."""
+def print_keys(keys: "Sequence[ShownKey]", spending: "KeySpending", currency: str) -> None:
+    """Print keys with their usage, one per row."""
     columns = [
         *map(Column, ("id", "role", "state")),
         *(Column(name, long=True) for name in ("name", "owner", "models")),
         *map(Column, ("expires", "last used")),
         *(Column(name, number=True) for name in LIMITS.values()),
+        *(Column(name, long=True) for name in ("today", "this month")),
     ]
     rotated = any(key.previous_secret_until for key in keys)
     if rotated:
         columns.append(Column("old secret until"))
-    print_table(columns, (_cells(key, rotated) for key in keys))
+    print_table(columns, (_cells(key, rotated, spending.get(key.id), currency) for key in keys))
 
 
 def _rows(key: "ShownKey") -> Iterator[tuple[str, str]]:
@@ -51,13 +56,32 @@ def _rows(key: "ShownKey") -> Iterator[tuple[str, str]]:
             yield name, " ".join(value) if isinstance(value, list) else str(value)
 
 
-def _cells(key: "ShownKey", rotated: bool) -> list[str]:
+def _cells(
+    key: "ShownKey", rotated: bool, spent: "Mapping[Measure, Spent] | None", currency: str
+) -> list[str]:
     times = [(time or "never")[:10] for time in (key.expires, key.last_used)]
     cells = [key.id, key.role, _state(key), key.name, key.owner or "-", " ".join(key.models)]
     cells += [*times, *(_limit(key, name) for name in LIMITS)]
+    tokens, cost = (spent["tokens"], spent["cost"]) if spent else (None, None)
+    for period in ("today", "month"):
+        used = (getattr(tokens, period, 0), getattr(cost, period, 0))
+        budgets = (
+            (key.daily_tokens, key.daily_cost)
+            if period == "today"
+            else (key.monthly_tokens, key.monthly_cost)
+        )
+        cells.append(_use(*used, *budgets, currency))
     if rotated:
         cells.append((key.previous_secret_until or "-")[:16])
     return cells
+
+
+def _use(tokens: int, cost: int, budget: int | None, money: float | None, currency: str) -> str:
+    """Return what is used of a day or a month, and of which budgets."""
+    used = f"{tokens:,} tokens" if budget is None else f"{tokens:,} of {budget:,} tokens"
+    if money is not None:
+        return f"{used}, {money_text(cost)} of {amount_text(money, currency)}"
+    return f"{used}, {money_text(cost, currency)}" if cost else used
 
 
 def _limit(key: "ShownKey", name: str) -> str:

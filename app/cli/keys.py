@@ -1,20 +1,32 @@
 """`vllm-gateway keys`: create, list, change, rotate and delete API keys."""
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from app.cli.faults import fail
-from app.cli.key_options import parse_expiry, parse_json, parse_money, parse_number, resolve_models
+from app.cli.key_files import read_keys, secrets_csv, secrets_file
+from app.cli.key_options import (
+    parse_expiry,
+    parse_json,
+    parse_money,
+    parse_number,
+    resolve_models,
+    resolved,
+)
 from app.cli.key_tables import print_key, print_keys
 from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
-from app.cli.store import run_with_store, store_faults
+from app.cli.store import command_user, run_with_store, store_faults
 from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
     from app.auth import ApiKey, KeyStore, NewKey
+    from app.cli.key_tables import KeySpending
+    from app.database import Database
 
 T = TypeVar("T")
 
@@ -45,7 +57,21 @@ MAY_LOAD = "The key may load and unload its models, at /models/load and /models/
 @keys.command()
 def create(
     *,
-    name: Annotated[str, typer.Option(help="Unique name of the key.")],
+    name: Annotated[str | None, typer.Option(help="Unique name of the key.")] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="CSV file of keys to create, all or none. Its header names options (name, owner, "
+            "daily_tokens, …); an empty cell takes the option's value.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="New file of mode 600 for the secrets of --from; default: standard output."
+        ),
+    ] = None,
     owner: Annotated[str, OwnerOption] = "",
     role: Annotated[str, typer.Option(help="client, auditor, manager or admin.")] = "client",
     model: Annotated[
@@ -83,35 +109,41 @@ def create(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a key and print its secret, which is shown only once."""
+    """Create a key, or those of a CSV file, and print the secrets, which are shown only once."""
     with store_faults():
         from app.auth import KeyFields, KeyStore
 
+        if (name is None) is (from_file is None):
+            fail("give either --name, or --from and a CSV file")
         settings = load_settings(config)
-        new = KeyFields.model_validate(
-            {
-                "name": name,
-                "owner": owner,
-                "role": role,
-                "models": model or ["*"],
-                "requests_per_minute": requests_per_minute,
-                "tokens_per_minute": tokens_per_minute,
-                "concurrent_requests": concurrent_requests,
-                "daily_tokens": daily_tokens,
-                "monthly_tokens": monthly_tokens,
-                "daily_cost": parse_money("daily_cost", daily_cost),
-                "monthly_cost": parse_money("monthly_cost", monthly_cost),
-                "priority": priority,
-                "weight": weight,
-                "expires": None if expires is None else parse_expiry(expires),
-                "fields": None if fields is None else parse_json(fields),
-                "may_load_models": may_load_models,
-            }
-        )
-        if model:
-            models = resolve_models(new.models, settings.models)
-            new = new.model_copy(update={"models": models})
-        created = run_with_store(settings, KeyStore, lambda store: store.create(new))
+        given = {
+            "owner": owner,
+            "role": role,
+            "models": model or ["*"],
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+            "concurrent_requests": concurrent_requests,
+            "daily_tokens": daily_tokens,
+            "monthly_tokens": monthly_tokens,
+            "daily_cost": parse_money("daily_cost", daily_cost),
+            "monthly_cost": parse_money("monthly_cost", monthly_cost),
+            "priority": priority,
+            "weight": weight,
+            "expires": None if expires is None else parse_expiry(expires),
+            "fields": None if fields is None else parse_json(fields),
+            "may_load_models": may_load_models,
+        }
+        store_of = partial(KeyStore, by=command_user())
+        if from_file is not None:
+            new_keys = read_keys(from_file, given, settings.models)
+            with secrets_file(out) as write:
+                made = run_with_store(settings, store_of, lambda store: store.create_all(new_keys))
+                write(secrets_csv(made))
+            return
+        if out is not None:
+            fail("--out needs --from")
+        new = resolved(KeyFields.model_validate({"name": name, **given}), settings.models)
+        created = run_with_store(settings, store_of, lambda store: store.create(new))
         _print_new(created, settings, json)
 
 
@@ -124,17 +156,25 @@ def list_keys(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the keys, newest first."""
+    """List the keys, newest first, with what they have used today and this month (UTC)."""
     with store_faults():
         from app.auth import KeyStore, ShownPage
+        from app.usage import written_spending
 
         settings = load_settings(config)
-        found = run_with_store(settings, KeyStore, lambda store: store.page(limit, after))
-        page = ShownPage.of(found, settings.limits.default)
+
+        async def read(database: "Database") -> "tuple[ShownPage, KeySpending]":
+            found = await KeyStore(database).page(limit, after)
+            page = ShownPage.of(found, settings.limits.default)
+            today = datetime.now(UTC).date().isoformat()
+            names = [key.id for key in found.keys]
+            return page, await written_spending(database, "key", names, today)
+
+        page, spending = run_with_store(settings, lambda database: database, read)
         if json:
             print(page.model_dump_json(indent=2))
             return
-        print_keys(page.data)
+        print_keys(page.data, spending, settings.usage.currency or "")
         if page.has_more:
             print(f"there are more: --after {page.data[-1].id}")
 
@@ -277,7 +317,7 @@ def _with_key(settings: Settings, named: str, work: "Callable[[KeyStore, str], A
     async def find_and_work(store: KeyStore) -> T:
         return await work(store, (await store.find_named(named)).id)
 
-    return run_with_store(settings, KeyStore, find_and_work)
+    return run_with_store(settings, partial(KeyStore, by=command_user()), find_and_work)
 
 
 def _apply(

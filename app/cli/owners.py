@@ -1,5 +1,6 @@
 """`vllm-gateway owners`: limits and budgets of owners, shared by all keys of an owner."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,7 @@ from app.cli.key_options import parse_money, parse_number
 from app.cli.key_tables import LIMITS
 from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
 from app.cli.output import Column, print_fields, print_table
-from app.cli.store import run_with_store, store_faults
+from app.cli.store import command_user, run_with_store, store_faults
 from app.money import amount_text
 from app.settings import load_settings
 
@@ -115,7 +116,8 @@ def set_owner(
         except ValueError as error:
             fail(str(error))
         settings = load_settings(config)
-        owner, _ = run_with_store(settings, OwnerStore, lambda store: store.assign(name, fields))
+        store_of = partial(OwnerStore, by=command_user())
+        owner, _ = run_with_store(settings, store_of, lambda store: store.assign(name, fields))
         _print(owner, json)
 
 
@@ -125,7 +127,8 @@ def delete(name: NameArgument, config: ConfigOption = None) -> None:
     with store_faults():
         from app.auth import OwnerStore
 
-        run_with_store(load_settings(config), OwnerStore, lambda store: store.delete(name))
+        store_of = partial(OwnerStore, by=command_user())
+        run_with_store(load_settings(config), store_of, lambda store: store.delete(name))
         print(f"deleted {name!r}")
 
 

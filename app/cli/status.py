@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import zip_longest
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,7 +14,7 @@ import typer
 
 from app.cli.gateway_client import GatewayClient, refusal_faults
 from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
-from app.cli.output import Column, plain, print_json, print_table, printable
+from app.cli.output import GAP, Column, plain, print_json, print_table, printable
 
 if TYPE_CHECKING:  # slow to import
     from rich.console import Console
@@ -24,6 +27,8 @@ PAUSES = 20  # the end of a start is noticed late by at most a twentieth of its 
 TICK_S = 0.5  # refresh of the times on the screen
 # In a narrower column, values would wrap at every word.
 NARROWEST = 24
+# Characters of a line on a pipe, unless COLUMNS says otherwise.
+PIPE_WIDTH = 100
 COLOURS = {
     "ready": "green",
     "starting": "yellow",
@@ -128,12 +133,15 @@ def status(
         print_json(engines)
         return
     print_table(SUMMARY, map(summary_row, engines), console)
+    width = console.width if console.is_terminal else get_terminal_size((PIPE_WIDTH, 0)).columns
     if console.is_terminal:
         for table in fact_tables(engines, console.width):
             console.print(table)
     else:
-        print()
-        print(plain(("", *(printable(engine.name) for engine in engines)), fact_rows(engines)))
+        for block in fact_blocks(engines, width):
+            print(f"\n{block}")
+    for line in command_lines(engines, width):
+        print(line)
     if found.unused:
         print()
         print_table(UNUSED, map(unused_row, found.unused), console)
@@ -254,9 +262,8 @@ def fact_rows(engines: Sequence[Engine]) -> list[list[str]]:
             "load_s": engine.load_s,
             "memory_gib": engine.memory_gib,
         }
-        columns.append({**about, **engine.facts, "runs": engine.runs})
+        columns.append({**about, **engine.facts})
     names = dict.fromkeys(name for column in columns for name in column)
-    names["runs"] = names.pop("runs", None)  # last, because it is the longest
     return [
         [format_name(name), *(format_value(column.get(name)) for column in columns)]
         for name in names
@@ -312,3 +319,29 @@ def fact_tables(engines: Sequence[Engine], width: int) -> "Iterator[Table]":
         for row in fact_rows(some):
             table.add_row(*map(Text, row))
         yield table
+
+
+def fact_blocks(engines: Sequence[Engine], width: int) -> Iterator[str]:
+    """Yield tables for a pipe, each with as many engines as fit side by side."""
+    names = max((len(row[0]) for row in fact_rows(engines)), default=0)
+    columns = max(1, (width - names) // (NARROWEST + GAP))
+    for start in range(0, len(engines), columns):
+        some = engines[start : start + columns]
+        longest = max(NARROWEST, (width - names) // len(some) - GAP)
+        lines: list[Sequence[str]] = []
+        for row in fact_rows(some):
+            lines += zip_longest(*(_wrapped(cell, longest) for cell in row), fillvalue="")
+        yield plain(("", *(printable(engine.name) for engine in some)), lines)
+
+
+def command_lines(engines: Iterable[Engine], width: int) -> Iterator[str]:
+    """Yield what each engine runs, which is longer than any fact."""
+    for engine in engines:
+        if engine.runs:
+            yield f"\n{printable(engine.name)} runs"
+            for line in _wrapped(printable(engine.runs), max(width - GAP, NARROWEST)):
+                yield f"{'':{GAP}}{line}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(text, width, break_on_hyphens=False) or [""]

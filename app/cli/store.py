@@ -4,6 +4,9 @@ A running gateway notices a change within a second.
 """
 
 import asyncio
+import getpass
+import os
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -45,6 +48,16 @@ def run_with_store(
             await database.close()
 
     return asyncio.run(run())
+
+
+def command_user() -> str:
+    """Return who runs this command, as `user@host`: the user behind sudo, if that is used."""
+    try:
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid-{os.getuid()}"
+    host = socket.gethostname()
+    return "".join(c if c.isprintable() else "?" for c in f"{user}@{host}")[:200]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import msgspec
@@ -41,6 +42,7 @@ class UsageReport(msgspec.Struct):
     since: str = msgspec.field(name="from")
     until: str = msgspec.field(name="to")
     data: list[Group]
+    currency: str | None = None
 
 
 def usage(
@@ -52,6 +54,9 @@ def usage(
         typer.Option("--from", help="First UTC day, such as 2026-11-01; default: the month's."),
     ] = None,
     until: Annotated[str | None, typer.Option("--to", help="Last UTC day; default: today.")] = None,
+    month: Annotated[
+        str | None, typer.Option(help="A UTC month, such as 2026-10, in place of --from and --to.")
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Only this key, by name or ID.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only keys of this owner.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model, by name.")] = None,
@@ -64,6 +69,10 @@ def usage(
     """Show token usage by owner, key, model and day."""
     if json and as_csv:
         fail("--json and --csv exclude each other: give one of them")
+    if month is not None:
+        if since is not None or until is not None:
+            fail("--month excludes --from and --to")
+        since, until = days_of_month(month)
     given = {
         "by": by, "from": since, "to": until, "key": key, "owner": owner, "model": model,
     }  # fmt: skip
@@ -79,6 +88,16 @@ def usage(
         _print_table(report)
 
 
+def days_of_month(text: str) -> tuple[str, str]:
+    """Return the first and the last day of a month such as 2026-10."""
+    try:
+        first = datetime.strptime(text, "%Y-%m").date()  # noqa: DTZ007 - a month has no zone
+    except ValueError:
+        fail(f"--month must be a month such as 2026-10, not {text!r}")
+    last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
+    return first.isoformat(), last.isoformat()
+
+
 def _csv(groups: Iterable[Group]) -> str:
     return csv_table(Group.__struct_fields__, map(msgspec.structs.astuple, groups))
 
@@ -86,8 +105,9 @@ def _csv(groups: Iterable[Group]) -> str:
 def _print_table(report: UsageReport) -> None:
     groups = [group for group in GROUPS if group in report.by]
     columns = [Column(group, long=group != "day") for group in groups]
-    counts = ("requests", "prompt", "cached", "completion", "cost")
+    counts = ("requests", "prompt", "cached", "completion")
     columns += [Column(name, number=True) for name in counts]
+    columns.append(Column("cost" if report.currency is None else report.currency, number=True))
     print(f"usage from {printable(report.since)} to {printable(report.until)}, UTC")
     print_table(columns, (_cells(row, groups) for row in report.data), names=len(groups))
 

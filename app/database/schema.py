@@ -65,6 +65,9 @@ api_keys = Table(
     Column("last_used_ms", BigInteger, nullable=True),
     # Requests of the key that began before this moment are terminated; null: none.
     Column("cut_ms", BigInteger, nullable=True),
+    # Who made the last change, of the key or of its owner's limits: the ID of an admin key, or
+    # `user@host` of a command; null: nobody since this column was added.
+    Column("changed_by", String(200), nullable=True),
     # `revision.value` at this key's last change, by which gateways invalidate their caches.
     Column("revision", BigInteger, nullable=False, index=True),
     Index("ix_api_keys_owner", "owner"),
@@ -85,6 +88,7 @@ owners = Table(
     Column("daily_cost_nano", BigInteger, nullable=True),
     Column("monthly_cost_nano", BigInteger, nullable=True),
     Column("created_ms", BigInteger, nullable=False),
+    Column("changed_by", String(200), nullable=True),  # as in api_keys
 )
 
 # One row. Every transaction that changes a key increments it first, which serializes them.

@@ -10,6 +10,7 @@ from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
 from app.usage.ledger import Ledger
 from app.usage.records import Price, UsageRecord
 from app.usage.report import GROUPS, UsageRow, usage_report
+from app.usage.spending import Measure, Spent
 from app.usage.stream_meter import StreamMeter
 from app.usage.token_usage import (
     TOKENS_PER_SECOND,
@@ -20,6 +21,7 @@ from app.usage.token_usage import (
     read_usage,
     read_usage_in,
 )
+from app.usage.written_spending import written_spending
 
 __all__ = (
     "GROUPS",
@@ -31,7 +33,9 @@ __all__ = (
     "BudgetUse",
     "Budgets",
     "Ledger",
+    "Measure",
     "Price",
+    "Spent",
     "StreamMeter",
     "Usage",
     "UsageRecord",
@@ -41,4 +45,5 @@ __all__ = (
     "read_usage",
     "read_usage_in",
     "usage_report",
+    "written_spending",
 )

@@ -20,6 +20,7 @@ from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
 from app.usage.alerts.outbox import Outbox, Reached
 from app.usage.budgets import BudgetAccount
 from app.usage.spending import MEASURES, BudgetSubject, Measure, Period, Spent
+from app.usage.written_spending import written_spending
 
 if TYPE_CHECKING:  # imported only where alerts are sent: 8 MiB
     import httpx
@@ -90,6 +91,7 @@ class Alerts:
         self._url = settings.webhook_url.get_secret_value()
         self._keys = settings.signing_keys()
         self._permilles = [round(share * 1000) for share in settings.budget_shares]
+        self._database = database
         self._outbox = Outbox(database)
         self._metrics = metrics
         self._written = written
@@ -197,7 +199,8 @@ class Alerts:
         accounts = [one for one, at in waiting.items() if one.subject == subject and day in at.days]
         if not accounts:
             return []
-        spent = await self._outbox.spent(subject, [one.name for one in accounts], day)
+        names = [one.name for one in accounts]
+        spent = await written_spending(self._database, subject, names, day)
         nothing = dict.fromkeys(MEASURES, Spent(0, 0))
         return [
             reached

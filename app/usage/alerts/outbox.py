@@ -1,19 +1,17 @@
 """The table of alerts: inserted once, claimed by one gateway at a time, delivered or abandoned."""
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, select, update
+from sqlalchemy import ColumnElement, and_, delete, select, update
 
 from app.database import Database, dialect_insert
 from app.database.schema import api_keys, budget_alerts
-from app.money import NANO
 from app.usage.alerts.message import Alert
 from app.usage.records import storable
-from app.usage.spending import BudgetSubject, Measure, Period, Spent
-from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
+from app.usage.spending import BudgetSubject, Measure, Period
 
 # How long one gateway has for one attempt before another may send the same.
 LEASE_MS = 60_000
@@ -42,38 +40,6 @@ class Outbox:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    async def spent(
-        self, subject: BudgetSubject, names: Collection[str], day: str
-    ) -> dict[str, dict[Measure, Spent]]:
-        """Return the written spending of accounts on a day and in its month."""
-        column, longest = ACCOUNT_COLUMNS[subject]
-        table = column.table
-        tokens, cost = table.c.prompt_tokens + table.c.completion_tokens, table.c.cost_nano
-        today = case((table.c.day == day, 1), else_=0)
-        written = {storable(name, longest): name for name in names}
-        statement = (
-            select(
-                column,
-                func.sum(tokens * today),
-                func.sum(tokens),
-                *cost_sums(cost * today, "today"),
-                *cost_sums(cost),
-            )
-            .where(column.in_(list(written)), table.c.day.between(f"{day[:7]}-01", day))
-            .group_by(column)
-        )
-        async with self._database.read() as connection:
-            rows = (await connection.execute(statement)).all()
-        return {
-            written[name]: {
-                "tokens": Spent(int(today), int(month)),
-                "cost": Spent(
-                    int(today_whole) * NANO + int(today_part), int(whole) * NANO + int(part)
-                ),
-            }
-            for name, today, month, today_whole, today_part, whole, part in rows
-        }
 
     async def add(self, reached: Iterable[Reached], now_ms: int) -> None:
         """Insert an alert for each share that has none yet."""

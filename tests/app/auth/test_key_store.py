@@ -85,6 +85,7 @@ async def test_created_key_is_returned_unchanged(store: KeyStore, clock: Clock) 
         may_load_models=True,
         disabled=False,
         created_ms=clock.wall_ms(),
+        changed_by=None,
         expires_ms=1_801_396_800_250,
         last_used_ms=None,
         previous_until_ms=None,

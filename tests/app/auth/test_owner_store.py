@@ -32,6 +32,7 @@ async def test_owner_is_created_shown_and_deleted(store: OwnerStore) -> None:
         "monthly_cost": None,
         "keys": 0,
         "created": "2023-11-14T22:13:20.000Z",
+        "changed_by": None,
     }
     assert await store.get("research") == owner
     await store.delete("research")

@@ -1,8 +1,10 @@
 """`vllm-gateway keys`, with the gateway down and up."""
 
 import json
+import socket
 import sqlite3
 import subprocess
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -230,7 +232,7 @@ def test_limits_in_force_are_shown_and_defaults_marked() -> None:
     head, row = output("list").splitlines()
     assert "requests/min   tokens/min  at once" in head
     assert row.split()[:6] == [made["id"], "client", "active", "a", "-", "*"]
-    assert row.endswith("  600 (default)  5,000       32 (default)")
+    assert "  600 (default)  5,000       32 (default)  " in row
     output("create", "--name", "me", "--role", "admin")
     assert "(default)" not in output("show", "me")
 
@@ -353,3 +355,92 @@ def test_running_gateway_notices_changes(tmp_path: Path) -> None:
         keys("enable", made["id"])
         poll_until(lambda: client.get("/v1/models").status_code == 200, 10)
         assert made["key"] not in deployment.said()
+
+
+class TestManyKeys:
+    """`keys create --from FILE.csv`."""
+
+    @pytest.fixture
+    def people(self, tmp_path: Path) -> Path:
+        return tmp_path / "people.csv"
+
+    def test_every_row_becomes_a_key(self, people: Path) -> None:
+        people.write_text(
+            "\ufeffname,owner,models,daily_tokens,daily_cost,expires\n"
+            "ann,research,demo de*,5,2.50,never\n"
+            'bob,,,,,"30d"\n',
+            encoding="utf-8",
+        )
+        options = ("--owner", "team", "--monthly-cost", "20", "--model", "demo")
+        head, *rows = output("create", "--from", str(people), *options).splitlines()
+        assert head == "name,owner,id,key"
+        ann, bob = (dict(zip(head.split(","), row.split(","), strict=True)) for row in rows)
+        assert id_of(ann["key"].encode()) == ann["id"]
+        shown = output_json("show", "ann")
+        assert (shown["owner"], shown["models"], shown["daily_tokens"]) == (
+            "research", ["demo", "de*"], 5,
+        )  # fmt: skip
+        assert (shown["daily_cost"], shown["monthly_cost"], shown["expires"]) == (2.5, 20, None)
+        shown = output_json("show", bob["id"])
+        assert (shown["owner"], shown["models"], shown["daily_tokens"]) == ("team", ["demo"], None)
+        assert shown["expires"] is not None
+
+    def test_secrets_go_to_a_new_private_file(self, people: Path, tmp_path: Path) -> None:
+        people.write_text("name\nann\nbob\n")
+        secrets = tmp_path / "secrets.csv"
+        shown = output("create", "--from", str(people), "--out", str(secrets))
+        assert shown == f"secrets written to {secrets}\n"
+        assert secrets.stat().st_mode & 0o777 == 0o600
+        assert len(secrets.read_text().splitlines()) == 3
+        people.write_text("name\neve\n")
+        [fault] = faults("create", "--from", str(people), "--out", str(secrets))
+        assert fault == f"--out {secrets}: File exists; no key was created"
+
+    @pytest.mark.parametrize(
+        ("rows", "fault"),
+        [
+            ("name\nann\nann\n", "line 3: name: line 2 has it already"),
+            ("name,daily_cost\nann,1\nbob,-1\n", "line 3: daily_cost: must be from 0 to"),
+            ("name,weight\nann,heavy\n", "that is in {}, line 2; no key was created"),
+            ("name,wight\nann,1\n", "unknown column 'wight'"),
+            ("owner\nann\n", "the first line must name the columns"),
+            ("name,owner\nann\n", "line 2: it has not 2 cells"),
+            ("name\nann\ntaken\n", "has this name already"),
+            ("name\n", "it has 0 keys"),
+        ],
+    )
+    def test_a_fault_creates_no_key(
+        self, people: Path, tmp_path: Path, rows: str, fault: str
+    ) -> None:
+        output("create", "--name", "taken")
+        people.write_text(rows)
+        secrets = tmp_path / "secrets.csv"
+        told = faults("create", "--from", str(people), "--out", str(secrets))
+        assert any(fault.format(people) in line for line in told), told
+        assert not secrets.exists()
+        assert [key["name"] for key in output_json("list")["data"]] == ["taken"]
+
+
+def test_list_shows_use_and_budgets(database: Path) -> None:
+    output("create", "--name", "a", "--monthly-tokens", "20000", "--daily-cost", "2.50")
+    key_id = output_json("show", "a")["id"]
+    today = datetime.now(UTC).date().isoformat()
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "INSERT INTO usage_daily VALUES (?, ?, 'demo', 1, 0, 1000, 0, 234, 0, 520000000)",
+            (today, key_id),
+        )
+    row = output("list").splitlines()[1]
+    assert row.endswith("1,234 tokens, 0.52 of 2.50  1,234 of 20,000 tokens, 0.52")
+
+
+def test_changes_name_who_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ann")
+    who = f"ann@{socket.gethostname()}"
+    assert output_json("create", "--name", "a", "--owner", "team")["changed_by"] == who
+    monkeypatch.setenv("SUDO_USER", "bob")
+    assert output_json("disable", "a")["changed_by"] == who.replace("ann", "bob")
+    monkeypatch.setenv("SUDO_USER", "eve")
+    gateway.output("owners", "set", "team", "--daily-cost", "5")
+    assert gateway.output_json("owners", "show", "team")["changed_by"] == who.replace("ann", "eve")
+    assert output_json("show", "a")["changed_by"] == who.replace("ann", "eve")

@@ -70,18 +70,41 @@ def test_table_on_a_pipe_is_plain_and_not_truncated(gateway: FakeGateway) -> Non
         "demo-0  ready   demo   2026-11-21T02:25:50Z  2         -",
         "far-0   failed  demo   -                     0         no route",
         "",
-        "                 demo-0          far-0",
-        "kind             process         remote",
-        "pid              12345           -",
-        "in flight        0               0",
-        "load (s)         21.46           -",
-        "version          0.32.0          -",
-        "kv cache tokens  16,384          -",
-        "weights (GiB)    0.00098         -",
-        "compile (s)      2               -",
-        f"runs             vllm --model=m  {long}",
+        "                 demo-0   far-0",
+        "kind             process  remote",
+        "pid              12345    -",
+        "in flight        0        0",
+        "load (s)         21.46    -",
+        "version          0.32.0   -",
+        "kv cache tokens  16,384   -",
+        "weights (GiB)    0.00098  -",
+        "compile (s)      2        -",
+        "",
+        "demo-0 runs",
+        "  vllm --model=m",
+        "",
+        "far-0 runs",
+        f"  {'x' * 98}",
+        f"  {'x' * 98}",
+        f"  {'x' * 98}",
+        "  xxxxxx",
     ]
     assert gateway.requests == [("GET", PATH, f"Bearer {KEY}")]
+
+
+def test_lines_on_a_pipe_have_the_width_of_columns(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = " ".join(f"--option-{number}=value-{number}" for number in range(50))
+    engines = [engine(f"demo-{n}", runs=command, facts={"a": ["size"] * 90}) for n in range(7)]
+    gateway.respond(PATH, answer(*engines))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, run("status").stdout.splitlines())) <= 100
+    monkeypatch.setenv("COLUMNS", "70")
+    shown = run("status").stdout
+    assert max(map(len, shown.splitlines())) <= 70
+    assert shown.count("size") == 7 * 90
+    assert shown.count("--option-49=value-49") == 7
 
 
 def test_what_several_gateways_and_discovery_add_stands_below(gateway: FakeGateway) -> None:
@@ -159,7 +182,7 @@ class TestTerminal:
     def test_no_width_truncates(self, width: int) -> None:
         error = "".join(chr(ord("a") + n % 26) for n in range(100))
         shown = self.render(
-            width, *(engine(f"demo-{n}", runs=error, kind="remote") for n in range(5))
+            width, *(engine(f"demo-{n}", facts={"a": error}, kind="remote") for n in range(5))
         )
         assert shown.count("z") == 3 * 5, "the alphabet three times for each of five engines"
 

@@ -60,6 +60,25 @@ def test_default_output_is_a_table(gateway: FakeGateway) -> None:
     assert query(gateway) == {"by": ["key"]}
 
 
+def test_month_is_its_first_to_its_last_day(gateway: FakeGateway) -> None:
+    assert run("usage", "--month", "2028-02", "--owner", "ops").exit_code == 0
+    assert query(gateway) == {
+        "by": ["key"], "from": ["2028-02-01"], "to": ["2028-02-29"], "owner": ["ops"],
+    }  # fmt: skip
+    assert fault("usage", "--month", "2028-13") == (
+        "--month must be a month such as 2026-10, not '2028-13'"
+    )
+    assert fault("usage", "--month", "2028-02", "--to", "2028-02-03") == (
+        "--month excludes --from and --to"
+    )
+
+
+def test_cost_has_the_configured_currency(gateway: FakeGateway) -> None:
+    about = {"object": "list", "by": ["key"], "from": "2026-11-01", "to": "2026-11-21"}
+    gateway.respond(PATH, {**about, "currency": "EUR", "data": [group()]})
+    assert run("usage").stdout.splitlines()[1].split()[-1] == "EUR"
+
+
 @pytest.mark.parametrize("columns", ["20", "80"])
 def test_table_on_a_pipe_is_not_truncated(
     gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, columns: str

@@ -100,11 +100,11 @@ from app.scaling import Autoscaler
 from app.settings import InForce, Settings, StateSettings
 from app.sharing import LoadSharing, load_sharing_on
 from app.stored import StoredResponses
-from app.telemetry import NO_RECORDER, RecentRequests, TracedRequests
+from app.telemetry import RecentRequests, TracedRequests
 from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import tracer_for
-from app.usage import Budgets, Ledger, usage_report
+from app.usage import Budgets, Ledger, RequestHistory, usage_report
 from app.usage.alerts import Alerts
 from engines.base import EngineState
 from engines.process import running_engines
@@ -169,7 +169,7 @@ def create_app(
         services=services,
         ledger=application.ledger,
         access=application.access,
-        recorder=observers.recent or observers.tracer or NO_RECORDER,
+        recorder=observers.recent,
     )
     _add_asgi(application, relay, console)
     return application
@@ -184,23 +184,19 @@ class _Observers:
     access: AccessLog
     levels: Levels
     tracer: "Tracer | None"
-    # None without the console.
-    recent: RecentRequests | None
+    recent: RecentRequests
 
 
 def _observers(settings: Settings, tracer: "Tracer | None", output: Output) -> _Observers:
     if tracer is None:
         tracer = tracer_for(settings.traces)
-    recent: RecentRequests | None = None
-    if settings.console.enabled:
-        recent = RecentRequests() if tracer is None else TracedRequests(tracer)
     return _Observers(
         metrics=Metrics(),
         output=output,
         access=AccessLog(output, as_json=is_json(settings.logs)),
         levels=Levels(settings.logs),
         tracer=tracer,
-        recent=recent,
+        recent=RecentRequests() if tracer is None else TracedRequests(tracer),
     )
 
 
@@ -426,7 +422,12 @@ def _application(
         body_memory=services.body_memory,
         stored_responses=stores.responses,
         in_flight=callers.in_flight,
-        requests=RequestDirectory(callers.in_flight, observers.recent),
+        requests=RequestDirectory(
+            callers.in_flight,
+            observers.recent,
+            RequestHistory(stores.database),
+            callers.ledger.gateway,
+        ),
         alerts=callers.alerts,
         backups=_backups(engines.in_force.settings.state, metrics),
     )

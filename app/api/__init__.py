@@ -25,7 +25,14 @@ from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
 from app.api.admin_models import ModelAction, admin_models_router, model_row, model_rows
 from app.api.admin_owners import owners_router
-from app.api.admin_requests import requests_router, status_range
+from app.api.admin_requests import (
+    DEFAULT_SPAN,
+    cursor_of,
+    parse_cursor,
+    parse_moment,
+    requests_router,
+    status_range,
+)
 from app.api.client_key import ClientKey, require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
@@ -47,6 +54,7 @@ from app.api.schema import schema_router
 from app.api.usage import MAX_DAYS, MAX_ROWS, check_names, parse_day, parse_groups, usage_router
 
 __all__ = [
+    "DEFAULT_SPAN",
     "ENDPOINTS",
     "EXCEPTION_HANDLERS",
     "MANAGED_ROLES",
@@ -70,6 +78,7 @@ __all__ = [
     "admin_models_router",
     "bound_body",
     "check_names",
+    "cursor_of",
     "endpoint_of",
     "engines_router",
     "error_response",
@@ -84,8 +93,10 @@ __all__ = [
     "notes_of",
     "ops_router",
     "owners_router",
+    "parse_cursor",
     "parse_day",
     "parse_groups",
+    "parse_moment",
     "reload_router",
     "requests_router",
     "require_client_key",

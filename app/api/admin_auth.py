@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.middleware import notes_of
 from app.auth import Authenticator, Principal, Role
 from app.errors import (
+    BadRequest,
     GatewayError,
     InvalidApiKey,
     PermissionDenied,
@@ -145,6 +146,15 @@ class RequireRight:
         return principal
 
 
+def refuse_unknown_query(request: Request) -> None:
+    """Raise BadRequest for a parameter that the route does not have: a typo filters nothing."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            names = f"its parameters are {', '.join(known)}" if known else "it has none"
+            raise BadRequest(f"unknown query parameter {name[:64]!r}: {names}")
+
+
 def caller_of(request: Request) -> Principal:
     """Return the caller whom a dependency of the route has let in."""
     principal: Principal = request.scope[CALLER]
@@ -158,7 +168,9 @@ def admin_router(path: str, tag: str) -> APIRouter:
     """Return a router below /admin."""
     # For the OpenAPI document; `RequireRight` checks the key.
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    return APIRouter(prefix=f"/admin/{path}", tags=[tag], dependencies=[scheme])
+    return APIRouter(
+        prefix=f"/admin/{path}", tags=[tag], dependencies=[scheme, Depends(refuse_unknown_query)]
+    )
 
 
 def error_response(error: GatewayError, scope: Scope) -> Response:

@@ -1,8 +1,8 @@
-"""/admin/requests: the requests in flight, those that ended last, and why one took so long."""
+"""/admin/requests: the requests in flight, those that have ended, and why one took so long."""
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -13,15 +13,18 @@ from app.api.error_responses import ADMIN, error_responses
 from app.api.middleware import notes_of
 from app.auth import Authenticator, KeyStore
 from app.errors import BadRequest, RouteNotFound
-from app.relay import IN_FLIGHT, RequestDirectory, RequestFilter, RequestView
+from app.relay import IN_FLIGHT, RequestDirectory, RequestView
 from app.telemetry import UNKNOWN_MODEL, Step
 from app.telemetry.logs import scrub
+from app.usage import Order, Place, RequestFilter
 
 PAGE = 100
 MAX_PAGE = 1000
-# A page looks at every request that is kept: 4,096 take about 3 ms.
+# Without `from`: a search without an end would read the whole ledger.
+DEFAULT_SPAN = timedelta(days=7)
 _STATUS = re.compile(r"([1-5])(?:xx|([0-9]{2}))")
-NOT_FOUND = "there is no such request, or it ended too long ago"
+_CURSOR = re.compile(r"([0-9]{1,18})\.([0-9a-f]{24})")
+NOT_FOUND = "there is no such request, or it is no longer kept"
 NOT_IN_FLIGHT = "there is no such request in flight"
 
 Outcome = Literal["in_flight", "completed", "refused", "failed", "disconnected", "canceled"]
@@ -36,7 +39,9 @@ class RequestRow(BaseModel):
     id: str = Field(description="Made by the gateway: several requests may have one request_id.")
     request_id: str = Field(description="The x-request-id.")
     outcome: Outcome
-    phase: str | None = Field(description="Of a request in flight; null also without the console.")
+    phase: str | None = Field(description="Of a request in flight.")
+    longest_phase: str | None = Field(description="What most of its time was spent on.")
+    longest_phase_s: float | None
     arrived_at: str
     elapsed_s: float = Field(description="From its arrival to its last byte, or until now.")
     key_id: str
@@ -59,12 +64,16 @@ class RequestRow(BaseModel):
     @classmethod
     def of(cls, view: RequestView) -> Self:
         record, usage = view.record, view.record.usage
-        phases = view.phases if view.outcome == IN_FLIGHT else []
+        phases = view.phases
+        present = phases[-1].name if phases and view.outcome == IN_FLIGHT else None
+        longest = max(phases, key=lambda phase: phase.end_s - phase.start_s, default=None)
         return cls(
             id=view.id,
             request_id=record.request_id,
             outcome=view.outcome,
-            phase=phases[-1].name if phases else None,
+            phase=present,
+            longest_phase=None if longest is None else longest.name,
+            longest_phase_s=None if longest is None else round(longest.end_s - longest.start_s, 6),
             arrived_at=_rfc3339(view.arrived_at),
             elapsed_s=round(record.total_s, 6),
             key_id=record.key_id,
@@ -89,7 +98,16 @@ class RequestRow(BaseModel):
 class RequestList(BaseModel):
     object: str = "list"
     in_flight: list[RequestRow] = Field(description="The oldest first.")
-    ended: list[RequestRow] = Field(description="The latest first.")
+    since: str = Field(
+        serialization_alias="from", description="Those that ended before are left out."
+    )
+    until: str | None = Field(serialization_alias="to", description="null: until now.")
+    ended: list[RequestRow] = Field(description="In the order that was asked for.")
+    next: str | None = Field(description="The cursor of the next page; null: this is the last.")
+    complete: bool = Field(
+        description="false: the database cannot be read now, and the ended requests are those in "
+        "the memory of this gateway."
+    )
 
 
 class PhaseRow(BaseModel):
@@ -126,7 +144,7 @@ class AttemptRow(BaseModel):
 class RequestDetail(RequestRow):
     """One request, and what its time was spent on."""
 
-    phases: list[PhaseRow] = Field(description="Empty while the console is disabled.")
+    phases: list[PhaseRow]
     attempts: list[AttemptRow]
     recomputed_tokens: int = Field(description="Computed again to go on at another engine.")
     not_continued: str | None = Field(description="Why an interrupted stream did not go on.")
@@ -175,27 +193,63 @@ class _Requests:
         request_id: Annotated[
             str | None, Query(description="Only with this x-request-id; several may have one.")
         ] = None,
+        slower_than_s: Annotated[
+            float | None, Query(ge=0, description="Only those that took longer.")
+        ] = None,
+        since: Annotated[
+            str | None,
+            Query(
+                alias="from",
+                description="Only those that ended at or after this time, such as "
+                "2026-11-26T14:00:00Z, or since this UTC day; default: 7 days before the end.",
+            ),
+        ] = None,
+        until: Annotated[
+            str | None,
+            Query(alias="to", description="Only those that ended before; a day counts as a whole."),
+        ] = None,
+        order: Annotated[Order, Query(description="What comes first.")] = Order.LATEST,
+        cursor: Annotated[
+            str | None, Query(description="`next` of the previous page, with the same filters.")
+        ] = None,
     ) -> RequestList:
-        """The requests in flight, and those that ended last: up to 4,096 since the start.
+        """The requests in flight, and those that have ended, in the order that is asked for.
 
-        Requests without a valid key are left out. With the console disabled, none that ended is
-        known.
+        Of the ended ones, those that reached an engine, and up to 20 a second that failed before,
+        are kept as long as usage records, with those of other gateways of the database; of the
+        others, this gateway has the last 4,096 of its own. Requests without a valid key are left
+        out.
         """
+        end = None if until is None else parse_moment("to", until, end_of_day=True)
+        begin = (end or datetime.now(UTC)) - DEFAULT_SPAN
+        if since is not None:
+            begin = parse_moment("from", since)
+        if end is not None and begin >= end:
+            raise BadRequest("from must be before to")
         chosen = RequestFilter(
             key_id=None if key is None else await self.keys.id_for_reports(key),
             model=model,
             request_id=request_id,
             outcome=outcome,
             statuses=None if status is None else status_range(status),
+            since_s=begin.timestamp(),
+            until_s=None if end is None else end.timestamp(),
+            slower_than_s=slower_than_s,
         )
+        after = None if cursor is None else parse_cursor(cursor)
+        page = await self.requests.ended(chosen, limit, order, after)
         return RequestList(
             in_flight=[RequestRow.of(one) for one in self.requests.in_flight(chosen, limit)],
-            ended=[RequestRow.of(one) for one in self.requests.ended(chosen, limit)],
+            since=_rfc3339(begin.timestamp()),
+            until=None if end is None else _rfc3339(end.timestamp()),
+            ended=[RequestRow.of(one) for one in page.views],
+            next=None if page.next is None else cursor_of(page.next),
+            complete=page.complete,
         )
 
     async def show_request(self, id: RequestId) -> RequestDetail:
         """One request in flight or ended, with its phases and its attempts at engines."""
-        view = self.requests.find(id)
+        view = await self.requests.find(id)
         if view is None:
             raise RouteNotFound(NOT_FOUND)
         return RequestDetail.of(view)
@@ -240,6 +294,34 @@ def status_range(text: str) -> range:
         first = int(match[1]) * 100
         return range(first, first + 100)
     return range(int(text), int(text) + 1)
+
+
+def parse_moment(name: str, text: str, *, end_of_day: bool = False) -> datetime:
+    """Return a time of a query; a day is its beginning, or its end. Raises BadRequest."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        if end_of_day and len(text) == len("2026-11-26"):
+            moment += timedelta(days=1)
+        moment.timestamp()
+    except (ValueError, OverflowError):
+        raise BadRequest(
+            f"{name} must be a time such as 2026-11-26T14:00:00Z or a day such as 2026-11-26"
+        ) from None
+    return moment
+
+
+def cursor_of(place: Place) -> str:
+    """Return a place in a list as a cursor."""
+    return f"{place.rank}.{place.id}"
+
+
+def parse_cursor(text: str) -> Place:
+    """Return the place of a cursor. Raises BadRequest."""
+    if (match := _CURSOR.fullmatch(text)) is None:
+        raise BadRequest("cursor must be `next` of another page")
+    return Place(int(match[1]), match[2])
 
 
 def _rfc3339(seconds: float) -> str:

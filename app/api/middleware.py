@@ -8,8 +8,7 @@ from time import perf_counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.asgi import REFUSED, Headers
-from app.relay import CLIENT_CLOSED_REQUEST
-from app.telemetry import UNKNOWN_MODEL, RequestRecord
+from app.telemetry import CLIENT_CLOSED_REQUEST, UNKNOWN_MODEL, RequestRecord
 from app.telemetry.logs import AccessLog, request_id
 from app.telemetry.metrics import NO_ENDPOINT, Metrics
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol, Self
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from app.api.admin_auth import caller_of
+from app.api.admin_auth import caller_of, refuse_unknown_query
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
@@ -277,7 +277,7 @@ def usage_router(
     )(usage.own_usage)
     router.get(
         "/admin/usage",
-        dependencies=[Depends(auditor)],
+        dependencies=[Depends(auditor), Depends(refuse_unknown_query)],
         responses=error_responses(*ADMIN, RouteNotFound),  # 404: unknown key
     )(usage.all_usage)
     return router

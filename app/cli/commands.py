@@ -19,6 +19,7 @@ from app.cli.logs import logs
 from app.cli.models import models
 from app.cli.owners import owners
 from app.cli.reload import reload
+from app.cli.requests import requests
 from app.cli.serve import serve
 from app.cli.status import status
 from app.cli.usage import usage
@@ -41,6 +42,7 @@ app.add_typer(models, name="models")
 app.command()(logs)
 app.command("log-level")(log_level)
 app.command()(usage)
+app.add_typer(requests, name="requests")
 app.command()(reload)
 app.command(cls=PlainHelp)(generate)
 app.command(context_settings=PASS_THROUGH)(bench)

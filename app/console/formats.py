@@ -1,6 +1,7 @@
 """Numbers, times and sizes as pages show them."""
 
 import math
+import time
 from datetime import UTC, datetime
 
 _GIB = 2**30
@@ -48,9 +49,11 @@ def percent(part: float | None) -> str:
     return "–" if part is None or not math.isfinite(part) else f"{part * 100:.0f} %"
 
 
-def time_of_day(seconds: float | None) -> str:
-    """Return a moment, in seconds since 1970, as UTC's time of day."""
-    return "–" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+def recent_moment(seconds: float, now: float | None = None) -> str:
+    """Return a moment of today, in seconds since 1970, as time of day, another with its date."""
+    at = datetime.fromtimestamp(seconds, UTC)
+    today = datetime.fromtimestamp(time.time() if now is None else now, UTC).date()
+    return at.strftime("%H:%M:%S" if at.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def moment(seconds: float | None) -> str:
@@ -76,7 +79,7 @@ FILTERS = {
     "count": count,
     "size": size,
     "percent": percent,
-    "time_of_day": time_of_day,
+    "recent_moment": recent_moment,
     "moment": moment,
     "iso_moment": iso_moment,
 }

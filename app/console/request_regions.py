@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
-from app.relay import RequestDirectory, RequestFilter, RequestView
+from app.relay import RequestDirectory, RequestView
 from app.telemetry import RequestPhase
+from app.usage import RequestFilter
 
 IN_FLIGHT_ROWS = 200
 ENDED_ROWS = 100
@@ -56,9 +57,14 @@ class RequestRegions:
             (view, next(reversed(view.phases), None))
             for view in self._requests.in_flight(chosen, IN_FLIGHT_ROWS)
         ]
-        ended = self._requests.ended(chosen, ENDED_ROWS)
+        ended = self._requests.recent(chosen, ENDED_ROWS)
         keys = {view.record.key_id for view in (*(view for view, _ in in_flight), *ended)}
         return RequestRows(in_flight, ended, await self._names.find(keys))
+
+    async def history_rows(self, ended: Sequence[RequestView]) -> RequestRows:
+        """Return stored requests as rows, without those in flight."""
+        names = await self._names.find({view.record.key_id for view in ended})
+        return RequestRows((), ended, names)
 
     async def html(self, chosen: RequestFilter, cancel: str) -> Html:
         """Return the HTML of each region, at most FRESH_S old.

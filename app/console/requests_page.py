@@ -9,24 +9,22 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.api import status_range
 from app.auth import Role
 from app.console.guard import API
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
 from app.console.request_bar import request_bar
-from app.console.request_regions import RequestRegions
+from app.console.request_regions import ENDED_ROWS, RequestRegions
+from app.console.requests_query import RequestsQuery
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
 from app.errors import BadRequest, PermissionDenied, RouteNotFound
-from app.relay import OUTCOMES, RequestDirectory, RequestFilter, RequestView
+from app.relay import OUTCOMES, RequestDirectory, RequestView
 from app.routing import Catalogue
 from app.telemetry.logs import scrub
+from app.usage import Order
 
-MAX_FILTER_CHARS = 256
-NOT_FOUND = "There is no such request here, or it ended too long ago."
-
-FilterText = Annotated[str, Query(max_length=MAX_FILTER_CHARS)]
+NOT_FOUND = "There is no such request here, or it is no longer kept."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,54 +38,54 @@ class RequestPages:
     regions: RequestRegions
 
     async def show_requests(
-        self,
-        request: Request,
-        key: FilterText = "",
-        model: FilterText = "",
-        status: FilterText = "",
-        outcome: FilterText = "",
+        self, request: Request, query: Annotated[RequestsQuery, Query()]
     ) -> Response:
         visitor, fault = visitor_of(request), ""
-        chosen = RequestFilter(key_id=visitor.own_key_only)
         try:
-            chosen = _filter(visitor, key, model, status, outcome)
+            chosen, order, after = query.chosen(visitor.own_key_only), query.ranked, query.after
         except BadRequest as error:
-            fault = error.message
-        rows = await self.regions.rows(chosen)
+            fault, query = error.message, RequestsQuery()
+            chosen, order, after = query.chosen(visitor.own_key_only), query.ranked, None
+        if query.is_history:
+            page = await self.requests.ended(chosen, ENDED_ROWS, order, after)
+            rows = await self.regions.history_rows(page.views)
+        else:
+            page = None
+            rows = await self.regions.rows(chosen)
+        following = None if page is None or page.next is None else query.next_page(page.next)
 
         def render() -> Response:
             return self.renderer.page(
                 visitor,
                 "requests.html",
                 fault=fault,
-                filter={"key": key, "model": model, "status": status, "outcome": outcome},
-                refresh=f"{API}/requests?{request.url.query}",
+                filter=query,
+                nothing=RequestsQuery(),
+                refresh="" if query.is_history else f"{API}/requests?{request.url.query}",
                 models=[
                     one.name for one in self.catalogue.models if visitor.principal.allows(one.name)
                 ],
                 outcomes=OUTCOMES,
+                orders=list(Order),
                 cancel=_cancel_path(visitor),
                 rows=rows,
+                complete=page is None or page.complete,
+                following=following,
             )
 
         return await self.renderer.in_thread(render)
 
     async def refresh_requests(
-        self,
-        request: Request,
-        key: FilterText = "",
-        model: FilterText = "",
-        status: FilterText = "",
-        outcome: FilterText = "",
+        self, request: Request, query: Annotated[RequestsQuery, Query()]
     ) -> Mapping[str, str]:
         """The regions of the page as they are now."""
         visitor = _checked(visitor_of(request))
-        chosen = _filter(visitor, key, model, status, outcome)
+        chosen = query.chosen(visitor.own_key_only)
         return await self.regions.html(chosen, _cancel_path(visitor))
 
     async def show_request(self, request: Request, id: str) -> Response:
         visitor = visitor_of(request)
-        view = self.requests.find(id, visitor.own_key_only)
+        view = await self.requests.find(id, visitor.own_key_only)
         if view is None:
             return self.renderer.fault(visitor, RouteNotFound(NOT_FOUND))
         shown = await self.names.find({view.record.key_id})
@@ -133,15 +131,3 @@ def _checked(visitor: Visitor) -> Visitor:
 def _cancel_path(visitor: Visitor) -> str:
     """Return the path below which a request is canceled; empty: the visitor may not."""
     return "/requests" if visitor.role in (Role.CLIENT, Role.ADMIN) else ""
-
-
-def _filter(visitor: Visitor, key: str, model: str, status: str, outcome: str) -> RequestFilter:
-    """Return the filter of a query. Raises BadRequest."""
-    if outcome and outcome not in OUTCOMES:
-        raise BadRequest(f"outcome must be one of {', '.join(OUTCOMES)}")
-    return RequestFilter(
-        key_id=visitor.own_key_only or key.strip() or None,
-        model=model or None,
-        statuses=status_range(status.strip()) if status.strip() else None,
-        outcome=outcome or None,
-    )

@@ -17,7 +17,9 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     false,
+    text,
 )
 
 metadata = MetaData(
@@ -99,7 +101,8 @@ revision = Table(
     Column("value", BigInteger, nullable=False),
 )
 
-# One row per request that reached an engine.
+# One row per request that reached an engine, or failed before it did: these have an empty `engine`,
+# and no sum counts them.
 usage_records = Table(
     "usage_records",
     metadata,
@@ -130,6 +133,20 @@ usage_records = Table(
     Column("continued", Integer, nullable=True),
     Column("recomputed_tokens", BigInteger, nullable=True),
     Column("not_continued", String(32), nullable=True),
+    # Why it took so long, or failed. null: does not apply, or written by a gateway of a previous
+    # version.
+    Column("own_id", String(32), nullable=True),  # made by the gateway, unlike request_id
+    Column("requested_model", String(256), nullable=True),  # where it is not `model`
+    Column("error", String(64), nullable=True),
+    Column("fault", String(300), nullable=True),
+    Column("client_wait_ms", Float, nullable=True),
+    Column("timeline", Text, nullable=True),  # see app.telemetry.timeline_text
+    Index(
+        "ix_usage_records_own_id",
+        "own_id",
+        sqlite_where=text("own_id IS NOT NULL"),
+        postgresql_where=text("own_id IS NOT NULL"),
+    ),
     Index("ix_usage_records_at_ms", "at_ms"),
     Index("ix_usage_records_key_id_at_ms", "key_id", "at_ms"),
 )

@@ -28,19 +28,17 @@ and cancels requests.
 """
 
 from app.relay.bounds import RelayBounds, memory_bounds
-from app.relay.relay import CLIENT_CLOSED_REQUEST, Relay
+from app.relay.relay import Relay
 from app.relay.request_context import RequestsInFlight
 from app.relay.request_directory import (
     IN_FLIGHT,
     OUTCOMES,
     RequestDirectory,
-    RequestFilter,
     RequestView,
 )
 from app.relay.services import Forecasts, RelayServices
 
 __all__ = [
-    "CLIENT_CLOSED_REQUEST",
     "IN_FLIGHT",
     "OUTCOMES",
     "Forecasts",
@@ -48,7 +46,6 @@ __all__ = [
     "RelayBounds",
     "RelayServices",
     "RequestDirectory",
-    "RequestFilter",
     "RequestView",
     "RequestsInFlight",
     "memory_bounds",

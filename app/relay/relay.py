@@ -19,7 +19,6 @@ from app.errors import (
     InvalidApiKey,
     MethodNotAllowed,
     RateLimited,
-    RequestCanceled,
     UpgradeNotOffered,
     shutting_down,
 )
@@ -28,14 +27,11 @@ from app.relay.request_handler import handle_request
 from app.relay.response import Truncated, send_error
 from app.relay.services import RelayServices
 from app.request_body import Endpoint
-from app.telemetry import NO_RECORDER, RequestRecord, RequestRecorder
+from app.telemetry import CLIENT_CLOSED_REQUEST, RequestRecorder
 from app.telemetry.logs import AccessLog
-from app.usage import Ledger, UsageRecord
+from app.usage import Ledger
 
 log = logging.getLogger(__name__)
-
-# nginx's status for a client that closed its connection; it is logged and never sent.
-CLIENT_CLOSED_REQUEST = 499
 
 
 class CallerLookup(Protocol):
@@ -58,7 +54,7 @@ class Relay:
     services: RelayServices
     ledger: Ledger
     access: AccessLog
-    recorder: RequestRecorder = NO_RECORDER
+    recorder: RequestRecorder
 
     async def serve(self, endpoint: Endpoint, exchange: ClientExchange) -> None:
         """Serve one request to its end. Raises nothing."""
@@ -146,28 +142,9 @@ class Relay:
         metrics, model, endpoint = self.services.metrics, record.model, record.endpoint
         metrics.record_request(model, endpoint, record.status, record.total_s)
         if record.engine is not None:
-            ended = outcome(record)
-            metrics.record_usage(model, ended, request.usage if request.endpoint.metered else None)
-            self.ledger.add(
-                UsageRecord(
-                    request_id=record.request_id,
-                    key_id=record.key_id,
-                    model=model,
-                    engine=record.engine,
-                    endpoint=endpoint,
-                    status=record.status,
-                    outcome=ended,
-                    usage=request.usage,
-                    queue_s=record.queued_s,
-                    ttft_s=record.ttft_s,
-                    total_s=record.total_s,
-                    owner=record.owner,
-                    continued=record.continued,
-                    recomputed_tokens=record.recomputed_tokens,
-                    not_continued=record.not_continued,
-                )
-            )
-        self.recorder.end(record, request.timeline)
+            usage = request.usage if request.endpoint.metered else None
+            metrics.record_usage(model, record.outcome, usage)
+        self.recorder.end(self.ledger.end(record, request.timeline))
         self.access.write(record, peer=request.exchange.peer)
 
 
@@ -181,18 +158,3 @@ async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) ->
         raise MethodNotAllowed(f"{exchange.path} takes {allowed}", allowed)
     await exchange.start_response(204, [(b"allow", f"{allowed}, OPTIONS".encode())])
     await exchange.send_body(b"", more=False)
-
-
-def outcome(record: RequestRecord) -> str:
-    """Return how a request ended, as one of five words.
-
-    A fault during which the request was at an engine is a failure, whatever its status.
-    """
-    if record.status == CLIENT_CLOSED_REQUEST:
-        return "disconnected"
-    if record.error == RequestCanceled.code:
-        return "canceled"
-    refused_here = record.engine is None and record.status >= 400
-    if record.status >= 500 or (record.fault is not None and not refused_here):
-        return "failed"
-    return "refused" if record.status >= 400 else "completed"

@@ -1,23 +1,31 @@
 """Finds requests, in flight or ended, and cancels those in flight.
 
-A request is named here by an ID that the gateway makes, its time of arrival: clients choose their
-request IDs, and several requests may have the same one. IDs of requests before a restart name none
-after it.
+A request is named here by an ID that the gateway makes: clients choose their request IDs, and
+several requests may have the same one. Those that ended last are in memory, the others in the
+ledger.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from time import perf_counter
 
 import msgspec
 
+from app.database import DatabaseError
 from app.errors import RequestCanceled
-from app.relay.relay import outcome
 from app.relay.request_context import RequestContext, RequestsInFlight
-from app.telemetry import RecentRequests, RequestPhase, RequestRecord, RequestTimeline
+from app.telemetry import (
+    EndedRequest,
+    RecentRequests,
+    RequestPhase,
+    RequestRecord,
+    RequestTimeline,
+    made_id,
+)
 from app.telemetry import request_phases as phases_of
+from app.usage import Order, Place, RequestFilter, RequestHistory
 
 log = logging.getLogger(__name__)
 
@@ -40,31 +48,21 @@ class RequestView(msgspec.Struct, frozen=True):
 
     @property
     def phases(self) -> list[RequestPhase]:
-        """The phases, in seconds from the arrival; empty with the console disabled."""
+        """The phases, in seconds from the arrival."""
         return phases_of(self.record, self.timeline)
 
 
-class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects requests that have all of the given facts; None: any."""
-
-    key_id: str | None = None
-    model: str | None = None  # that served it, or that the client asked for
-    request_id: str | None = None  # of the header x-request-id
-    outcome: str | None = None  # one of OUTCOMES
-    statuses: range | None = None
-
-    def selects(self, record: RequestRecord, ended: str) -> bool:
-        """Return whether a request is selected; `ended` is its outcome."""
-        return (
-            (self.key_id is None or self.key_id == record.key_id)
-            and (self.model is None or self.model in (record.model, record.requested_model))
-            and (self.request_id is None or self.request_id == record.request_id)
-            and (self.statuses is None or record.status in self.statuses)
-            and (self.outcome is None or self.outcome == ended)
-        )
-
-
 ALL_REQUESTS = RequestFilter()
+
+
+class EndedList(msgspec.Struct, frozen=True):
+    """A page of requests that have ended."""
+
+    views: list[RequestView]
+    # Behind which the next page begins; None: this is the last one.
+    next: Place | None
+    # False: the database could not be read, and only requests in memory are here.
+    complete: bool = True
 
 
 class RequestDirectory:
@@ -73,12 +71,16 @@ class RequestDirectory:
     def __init__(
         self,
         in_flight: RequestsInFlight,
-        recent: RecentRequests | None = None,
+        recent: RecentRequests,
+        history: RequestHistory,
+        gateway: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`recent` is None where the console is disabled: no ended request is known then."""
+        """`gateway` is the name of this process in IDs."""
         self._in_flight = in_flight
         self._recent = recent
+        self._history = history
+        self._gateway = gateway
         self._clock = clock
 
     def in_flight(
@@ -99,20 +101,47 @@ class RequestDirectory:
         """Tokens of all answers in flight: an estimate."""
         return sum(_tokens_so_far(request) or 0 for request in self._in_flight)
 
-    def ended(
+    def recent(
         self, chosen: RequestFilter = ALL_REQUESTS, limit: int | None = None
     ) -> list[RequestView]:
-        """Return requests that have ended, the latest first."""
-        return list(islice(self._ended(chosen), limit))
+        """Return the requests in memory, those that this gateway ended last, the latest first."""
+        return list(islice(map(_view_ended, self._chosen(chosen)), limit))
 
-    def find(self, id_: str, key_id: str | None = None) -> RequestView | None:
-        """Return a request by its ID here; with `key_id`, only one of that key."""
+    async def ended(
+        self,
+        chosen: RequestFilter,
+        limit: int,
+        order: Order = Order.LATEST,
+        after: Place | None = None,
+    ) -> EndedList:
+        """Return requests that have ended, of all gateways, in memory or stored, in an order."""
+        found: dict[str, EndedRequest] = {}
+        complete = True
+        try:
+            stored = await self._history.list(chosen, order, after, limit + 1)
+        except DatabaseError as error:
+            log.warning("the history of requests is not read: %s", error)
+            stored, complete = [], False
+        for ended in chain(self._chosen(chosen), stored):
+            if after is None or after.before(Place.of(ended, order)):
+                found.setdefault(ended.id, ended)
+        first = sorted(found.values(), key=lambda one: _rank(one, order), reverse=True)
+        page, more = first[:limit], len(first) > limit
+        following = Place.of(page[-1], order) if more else None
+        return EndedList([_view_ended(one) for one in page], following, complete)
+
+    async def find(self, id_: str, key_id: str | None = None) -> RequestView | None:
+        """Return a request by its ID here; with `key_id`, only one of that key.
+
+        Raises DatabaseError for one that is not in memory.
+        """
         if (request := self._find_in_flight(id_, key_id)) is not None:
             return self._view_now(_record_now(request), request)
-        for record, timeline in self._recent or ():
-            if made_id(timeline.started) == id_ and key_id in (None, record.key_id):
-                return self._view_ended(record, timeline)
-        return None
+        for ended in self._recent:
+            if ended.id == id_ and key_id in (None, ended.record.key_id):
+                return _view_ended(ended)
+        stored = await self._history.find(id_, key_id)
+        return None if stored is None else _view_ended(stored)
 
     def cancel(self, id_: str, by: str, key_id: str | None = None) -> RequestView | None:
         """Cancel a request in flight by its ID here; return it as it was, None if there is none.
@@ -129,36 +158,36 @@ class RequestDirectory:
         request.exchange.cut(RequestCanceled(CANCELED_BY_KEY if owned else CANCELED))
         return view
 
-    def _ended(self, chosen: RequestFilter) -> Iterator[RequestView]:
-        for record, timeline in self._recent or ():
-            if chosen.selects(record, outcome(record)):
-                yield self._view_ended(record, timeline)
+    def _chosen(self, chosen: RequestFilter) -> Iterator[EndedRequest]:
+        for ended in self._recent:
+            if chosen.selects(ended.record, ended.record.outcome, ended.ended_at):
+                yield ended
 
     def _contexts(self, key_id: str | None) -> Iterable[RequestContext]:
         return self._in_flight if key_id is None else self._in_flight.of_key(key_id)
 
     def _find_in_flight(self, id_: str, key_id: str | None) -> RequestContext | None:
         for request in self._contexts(key_id):
-            if made_id(_arrival(request)) == id_:
+            if made_id(self._gateway, _arrival(request)) == id_:
                 return request
         return None
 
     def _view_now(self, record: RequestRecord, request: RequestContext) -> RequestView:
-        name = made_id(_arrival(request))
+        name = made_id(self._gateway, _arrival(request))
         arrived_at = self._clock() - record.total_s
         tokens = _tokens_so_far(request)
         return RequestView(name, record, request.timeline, IN_FLIGHT, arrived_at, tokens)
 
-    def _view_ended(self, record: RequestRecord, timeline: RequestTimeline) -> RequestView:
-        name = made_id(timeline.started)
-        arrived_at = self._clock() - (perf_counter() - timeline.started)
-        tokens = None if record.usage is None else record.usage.completion
-        return RequestView(name, record, timeline, outcome(record), arrived_at, tokens)
+
+def _view_ended(ended: EndedRequest) -> RequestView:
+    record = ended.record
+    tokens = None if record.usage is None else record.usage.completion
+    return RequestView(ended.id, record, ended.timeline, record.outcome, ended.arrived_at, tokens)
 
 
-def made_id(arrival: float) -> str:
-    """Return the ID of a request that arrived then, by perf_counter."""
-    return f"{int(arrival * 1e9):x}"
+def _rank(ended: EndedRequest, order: Order) -> tuple[int, str]:
+    place = Place.of(ended, order)
+    return place.rank, place.id
 
 
 def _arrival(request: RequestContext) -> float:

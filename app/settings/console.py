@@ -8,8 +8,4 @@ from engines.spec import SpecModel
 class ConsoleSettings(SpecModel):
     """The web console, and the record of recent requests that it shows."""
 
-    enabled: bool = Field(
-        True,
-        description="Serve the web console at /console, and keep the times of the last 4,096 "
-        "requests in memory for it and for /admin/requests.",
-    )
+    enabled: bool = Field(True, description="Serve the web console at /console.")

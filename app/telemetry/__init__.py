@@ -5,30 +5,38 @@ spans of requests for an OpenTelemetry collector. `RequestTimeline` has the mome
 `RecentRequests` keeps those of the last requests, of which `request_phases` makes the phases.
 """
 
+from app.telemetry.ended_request import GATEWAY_DIGITS, EndedRequest, arrival_of, made_id
 from app.telemetry.recent_requests import (
     MAX_KEPT,
-    NO_RECORDER,
     RecentRequests,
     RequestRecorder,
     TracedRequests,
 )
 from app.telemetry.request_phases import RequestPhase, request_phases
-from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord, Tokens
+from app.telemetry.request_record import (
+    CLIENT_CLOSED_REQUEST,
+    NO_KEY,
+    UNKNOWN_MODEL,
+    RequestRecord,
+    Tokens,
+)
 from app.telemetry.request_timeline import (
     LOAD_WAIT,
-    NO_TIMELINE,
     QUEUE,
     RequestTimeline,
     Step,
 )
+from app.telemetry.timeline_text import timeline_of_text, timeline_to_text
 
 __all__ = [
+    "CLIENT_CLOSED_REQUEST",
+    "GATEWAY_DIGITS",
     "LOAD_WAIT",
     "MAX_KEPT",
-    "NO_RECORDER",
-    "NO_TIMELINE",
+    "NO_KEY",
     "QUEUE",
     "UNKNOWN_MODEL",
+    "EndedRequest",
     "RecentRequests",
     "RequestPhase",
     "RequestRecord",
@@ -37,5 +45,9 @@ __all__ = [
     "Step",
     "Tokens",
     "TracedRequests",
+    "arrival_of",
+    "made_id",
     "request_phases",
+    "timeline_of_text",
+    "timeline_to_text",
 ]

@@ -1,4 +1,4 @@
-"""The requests that ended last, each with its record and its timeline.
+"""The requests that ended last, of which the ledger stores those that reached an engine.
 
 A bounded ring in memory, for the console and the admin API; it survives a reload and ends with the
 gateway. Nothing of a prompt or an answer is kept. A request without a valid key is not kept either:
@@ -11,8 +11,9 @@ from typing import Protocol
 
 import msgspec
 
-from app.telemetry.request_record import NO_KEY, RequestRecord
-from app.telemetry.request_timeline import NO_TIMELINE, RequestTimeline
+from app.telemetry.ended_request import EndedRequest
+from app.telemetry.request_record import NO_KEY
+from app.telemetry.request_timeline import RequestTimeline
 
 # About 2 KiB each.
 MAX_KEPT = 4096
@@ -29,44 +30,30 @@ class RequestRecorder(Protocol):
         """Return the timeline of a request that began at `started` (perf_counter)."""
         ...
 
-    def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
-        """Take the timeline of a request that has ended."""
+    def end(self, ended: EndedRequest) -> None:
+        """Take a request that has ended, with the timeline of `begin`."""
         ...
-
-
-class NoRecorder:
-    """The recorder while neither the console nor traces are on."""
-
-    def begin(
-        self, method: str, headers: Iterable[tuple[bytes, bytes]], started: float
-    ) -> RequestTimeline:
-        return NO_TIMELINE
-
-    def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
-        pass
-
-
-NO_RECORDER = NoRecorder()
 
 
 class RecentRequests:
     """A `RequestRecorder` that keeps the last requests; iterates over them, the latest first."""
 
     def __init__(self, kept: int = MAX_KEPT) -> None:
-        self._ended: deque[tuple[RequestRecord, RequestTimeline]] = deque(maxlen=kept)
+        self._ended: deque[EndedRequest] = deque(maxlen=kept)
 
     def begin(
         self, method: str, headers: Iterable[tuple[bytes, bytes]], started: float
     ) -> RequestTimeline:
         return RequestTimeline(started)
 
-    def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
-        if record.fault is not None:
-            record = _bounded(record, record.fault)
-        if record.key_id != NO_KEY:
-            self._ended.append((record, timeline))
+    def end(self, ended: EndedRequest) -> None:
+        if ended.record.key_id == NO_KEY:
+            return
+        if ended.record.fault is not None:
+            ended = _bounded(ended, ended.record.fault)
+        self._ended.append(ended)
 
-    def __iter__(self) -> Iterator[tuple[RequestRecord, RequestTimeline]]:
+    def __iter__(self) -> Iterator[EndedRequest]:
         return reversed(self._ended)
 
 
@@ -82,13 +69,14 @@ class TracedRequests(RecentRequests):
     ) -> RequestTimeline:
         return self._tracer.begin(method, headers, started)
 
-    def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
-        self._tracer.end(record, timeline)
-        super().end(record, timeline)
+    def end(self, ended: EndedRequest) -> None:
+        self._tracer.end(ended)
+        super().end(ended)
 
 
-def _bounded(record: RequestRecord, fault: str) -> RequestRecord:
-    """Return a record whose fault has a bounded length."""
+def _bounded(ended: EndedRequest, fault: str) -> EndedRequest:
+    """Return a request whose fault has a bounded length."""
     if len(fault) <= MAX_FAULT_CHARS:
-        return record
-    return msgspec.structs.replace(record, fault=f"{fault[:MAX_FAULT_CHARS]}…")
+        return ended
+    record = msgspec.structs.replace(ended.record, fault=f"{fault[:MAX_FAULT_CHARS]}…")
+    return msgspec.structs.replace(ended, record=record)

@@ -48,12 +48,9 @@ class _Cut(msgspec.Struct, frozen=True):
 def request_phases(record: RequestRecord, timeline: RequestTimeline) -> list[RequestPhase]:
     """Return the phases of a request, in order, without gaps, from 0 to `record.total_s`.
 
-    Of a request that is under way, `total_s` is the time until now. Empty where no timeline was
-    kept.
+    Of a request that is under way, `total_s` is the time until now.
     """
     steps = timeline.steps()
-    if not steps:
-        return []
     total_s = max(record.total_s, 0.0)
     first = None if record.ttft_s is None else timeline.started + record.ttft_s
     cuts = [*_cuts(steps, first), _Cut(timeline.started + total_s, "")]

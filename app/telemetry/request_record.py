@@ -4,10 +4,14 @@ from typing import Protocol
 
 import msgspec
 
+from app.errors import RequestCanceled
+
 # Stands for a missing or unknown model in metrics and logs; a client's text never does.
 UNKNOWN_MODEL = "unknown"
 # The key ID of a request that was not authenticated.
 NO_KEY = "-"
+# nginx's status for a client that closed its connection; it is logged and never sent.
+CLIENT_CLOSED_REQUEST = 499
 
 
 class Tokens(Protocol):
@@ -56,3 +60,18 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     recomputed_tokens: int = 0  # prompt and answer tokens that were computed again for that
     # Why an interrupted stream did not go on, one of a bounded number of words.
     not_continued: str | None = None
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, as one of five words.
+
+        A fault during which the request was at an engine is a failure, whatever its status.
+        """
+        if self.status == CLIENT_CLOSED_REQUEST:
+            return "disconnected"
+        if self.error == RequestCanceled.code:
+            return "canceled"
+        refused_here = self.engine is None and self.status >= 400
+        if self.status >= 500 or (self.fault is not None and not refused_here):
+            return "failed"
+        return "refused" if self.status >= 400 else "completed"

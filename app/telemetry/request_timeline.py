@@ -7,9 +7,6 @@ names from the configuration; nothing that a client has sent.
 Every request takes the same first steps, so these are plain moments, up to its first attempt at an
 engine. What a plain request does not have is objects, in a chain. All are without garbage
 collection: the ring keeps thousands, and none refers back.
-
-Where neither the console nor traces are on, requests have `NO_TIMELINE`, which ignores every note:
-callers never ask.
 """
 
 from time import perf_counter
@@ -159,43 +156,3 @@ class RequestTimeline(msgspec.Struct, gc=False):
         steps.append(Step(AUTH, self.started, end=self.limits_began if known is None else known))
         steps.reverse()
         return steps
-
-
-class NoTimeline(RequestTimeline):
-    """The timeline of a request while nothing reads it: ignores every note."""
-
-    def note_authenticated(self) -> None:
-        pass
-
-    def begin_limits(self, now: float) -> None:
-        pass
-
-    def begin(self, name: str, position: int | None = None) -> None:
-        pass
-
-    def end(self, *, waited: bool) -> None:
-        pass
-
-    def begin_attempt(self, engine: str, fault: EngineError | None = None) -> None:
-        pass
-
-    def answered(self, status: int) -> None:
-        pass
-
-    def begin_stream(self) -> None:
-        pass
-
-    def failed(self, model: str, fault: str) -> None:
-        pass
-
-    def interrupted(self, fault: EngineError) -> None:
-        pass
-
-    def resumed(self) -> None:
-        pass
-
-    def steps(self) -> list[Step]:
-        return []
-
-
-NO_TIMELINE = NoTimeline(0.0)

@@ -1,15 +1,17 @@
 """Usage of tokens: the ledger of requests, budgets, reports, and reading usage from responses.
 
-`Ledger` writes a `UsageRecord` per request, `Budgets` reserves tokens before it, `usage_report`
+`Ledger` stores every request that has ended, `Budgets` reserves tokens before it, `usage_report`
 and `budget_report` sum both up, and `StreamMeter` and `token_usage` read what engines report.
-Alerts on budgets are in `app.usage.alerts`.
+`RequestHistory` reads the stored requests
+back. Alerts on budgets are in `app.usage.alerts`.
 """
 
 from app.usage.budget_report import BudgetUse, budget_report
 from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
 from app.usage.ledger import Ledger
-from app.usage.records import Price, UsageRecord
+from app.usage.records import Price
 from app.usage.report import GROUPS, UsageRow, usage_report
+from app.usage.request_history import Order, Place, RequestFilter, RequestHistory
 from app.usage.spending import Measure, Spent
 from app.usage.stream_meter import StreamMeter
 from app.usage.token_usage import (
@@ -34,11 +36,14 @@ __all__ = (
     "Budgets",
     "Ledger",
     "Measure",
+    "Order",
+    "Place",
     "Price",
+    "RequestFilter",
+    "RequestHistory",
     "Spent",
     "StreamMeter",
     "Usage",
-    "UsageRecord",
     "UsageRow",
     "budget_report",
     "estimate_prompt",

@@ -29,9 +29,9 @@ from app.database import Database, DatabaseError
 from app.deadline import deadline
 from app.errors import ServiceUnavailable
 from app.money import NANO
-from app.telemetry import Tokens
+from app.telemetry import EndedRequest, Tokens
 from app.usage.ledger import Ledger
-from app.usage.records import Price, UsageRecord, batch_of, day_of, storable, tokens_of
+from app.usage.records import Price, batch_of, day_of, storable, tokens_of
 from app.usage.spending import (
     MEASURES,
     BudgetSubject,
@@ -354,10 +354,11 @@ class Budgets:
         if account is None:
             self._forget_idle()
             account = known[name] = BudgetAccount(subject, name, holder)
-            for batch, at_s, record in self._ledger.unwritten():
+            for batch, ended in self._ledger.unwritten():
+                record = ended.record
                 if (record.key_id if subject == "key" else record.owner) == name:
                     price = self._ledger.price_of(record.model)
-                    account.count(batch, day_of(at_s), record.usage, price)
+                    account.count(batch, day_of(ended.ended_at), record.usage, price)
         account.used_at = now
         account.holder = holder
         if new and self._listener is not None:
@@ -365,16 +366,17 @@ class Budgets:
             self._listener.spent(account, 0, day_of(now))
         return account
 
-    def _on_record(self, batch: int, at_s: float, record: UsageRecord) -> None:
+    def _on_record(self, batch: int, ended: EndedRequest) -> None:
+        record = ended.record
         if record.usage is None:
             return
         if (key := self._keys.get(record.key_id)) is not None:
-            self._count(key, batch, at_s, record)
+            self._count(key, batch, ended)
         if record.owner and (owner := self._owners.get(record.owner)) is not None:
-            self._count(owner, batch, at_s, record)
+            self._count(owner, batch, ended)
 
-    def _count(self, account: BudgetAccount, batch: int, at_s: float, record: UsageRecord) -> None:
-        day = day_of(at_s)
+    def _count(self, account: BudgetAccount, batch: int, ended: EndedRequest) -> None:
+        day, record = day_of(ended.ended_at), ended.record
         account.count(batch, day, record.usage, self._ledger.price_of(record.model))
         if self._listener is not None:
             self._listener.spent(account, batch, day)

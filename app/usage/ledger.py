@@ -1,6 +1,9 @@
 """The usage ledger: a record of every request that reached an engine, written in batches.
 
-`add` only appends a record in memory; `run` writes the waiting records four times a second, each
+Requests that failed before they reached one are stored too, for the history of requests, but not
+more than FAILURES_PER_S; sums do not count them.
+
+`end` only appends a record in memory; `run` writes the waiting records four times a second, each
 batch and its daily sums in one transaction, so that the sums always match the records. A SIGKILL
 loses the records of the last quarter of a second and of one write.
 
@@ -36,8 +39,9 @@ from app.database import (
 )
 from app.database.schema import usage_records
 from app.settings import PriceSettings
+from app.telemetry import GATEWAY_DIGITS, NO_KEY, EndedRequest, RequestRecord, RequestTimeline
 from app.telemetry.metrics import Metrics
-from app.usage.records import DailySums, Price, TimedRecord, UsageRecord, row_id, rows_of
+from app.usage.records import DailySums, Price, row_id, rows_of
 from app.usage.statements import add_sums, insert_records
 
 log = logging.getLogger(__name__)
@@ -48,6 +52,8 @@ FLUSH_S = 0.25
 BATCH = 1_000
 GROUP = 128
 MAX_WAITING = 100_000
+# Requests that failed before they reached an engine: all of a long outage would fill the database.
+FAILURES_PER_S = 20
 # Attempts to find the rejected records of a batch by bisection; then whole parts are dropped.
 MAX_TRIES = 200
 RETRY_S = (0.25, 5.0)  # first and maximum backoff; doubled in between
@@ -56,8 +62,8 @@ CLOSE_S = 5.0
 RETENTION_EVERY_S = 3600.0
 _DAY_S = 86_400
 
-# Called with the batch, the time and the record.
-RecordListener = Callable[[int, float, UsageRecord], None]
+# Called with the batch and the request.
+RecordListener = Callable[[int, EndedRequest], None]
 
 
 class _Batch:
@@ -67,7 +73,7 @@ class _Batch:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.records: list[TimedRecord] = []
+        self.records: list[EndedRequest] = []
         self.tried = False
         self.rejected = False  # the database rejects one of them
 
@@ -93,6 +99,7 @@ class Ledger:
         self._clock = clock
         self._max_waiting = max_waiting
         self._gateway = secrets.token_hex(8)
+        self._name = self._gateway[:GATEWAY_DIGITS]
         self._open = _Batch(1)
         self._closed: deque[_Batch] = deque()  # in order of writing
         self._written = 0
@@ -103,6 +110,8 @@ class Ledger:
         self._ended = False
         self._outage: DatabaseUnavailable | None = None
         self._lost = 0  # since the last successful write
+        self._failures_at = 0  # the second of `_failures`
+        self._failures = 0
 
     def reprice(
         self, prices: Mapping[str, PriceSettings], retention_days: int, currency: str | None = None
@@ -116,9 +125,28 @@ class Ledger:
         """Return the price of a model's tokens now; None: it has never been configured."""
         return self._prices.get(model)
 
-    def add(self, record: UsageRecord) -> None:
-        """Append a record with the current time. Raises nothing."""
-        at_s = self._clock()
+    @property
+    def gateway(self) -> str:
+        """The random name of this process in IDs of requests."""
+        return self._name
+
+    def end(self, record: RequestRecord, timeline: RequestTimeline) -> EndedRequest:
+        """Return a request as ended now, and store it if it belongs here. Raises nothing."""
+        ended = EndedRequest(record, timeline, self._clock(), self._name)
+        if record.engine is not None or self._is_kept_failure(ended):
+            self._add(ended)
+        return ended
+
+    def _is_kept_failure(self, ended: EndedRequest) -> bool:
+        if ended.record.key_id == NO_KEY or ended.record.outcome != "failed":
+            return False
+        second = int(ended.ended_at)
+        if second != self._failures_at:
+            self._failures_at, self._failures = second, 0
+        self._failures += 1
+        return self._failures <= FAILURES_PER_S
+
+    def _add(self, ended: EndedRequest) -> None:
         count = len(self._open.records)
         # The open batch counts among those that wait.
         if count >= BATCH and (len(self._closed) + 2) * BATCH <= self._max_waiting:
@@ -126,11 +154,11 @@ class Ledger:
             count = 0
         batch = self._open
         if self._listener is not None:
-            self._listener(batch.number, at_s, record)
+            self._listener(batch.number, ended)
         if count >= BATCH or self._ended:
             self._overflow(1)
             return
-        batch.records.append((at_s, record))
+        batch.records.append(ended)
         if count == 0:
             self._begun.set()
         elif count == BATCH - 1:
@@ -176,11 +204,11 @@ class Ledger:
         """Set a function that is called with every record, also with dropped ones."""
         self._listener = listener
 
-    def unwritten(self) -> Iterator[tuple[int, float, UsageRecord]]:
-        """Yield the records not confirmed to be in the database: batch, time, record."""
+    def unwritten(self) -> Iterator[tuple[int, EndedRequest]]:
+        """Yield the requests not confirmed to be in the database, each with its batch."""
         for batch in (*self._closed, self._open):
-            for at_s, record in batch.records:
-                yield batch.number, at_s, record
+            for ended in batch.records:
+                yield batch.number, ended
 
     def newest_row(self) -> ScalarSelect[str]:
         """Return SQL for the newest row of this gateway, whose batch and all before are stored."""
@@ -261,7 +289,7 @@ class Ledger:
 
     async def _drop_rejected(self, batch: _Batch) -> None:
         """Remove rejected records from a batch by bisection. Raises DatabaseError."""
-        records, good = batch.records, list[TimedRecord]()
+        records, good = batch.records, list[EndedRequest]()
         groups = deque(records[at : at + GROUP] for at in range(0, len(records), GROUP))
         reason: Exception | None = None
         tries = 0
@@ -281,7 +309,7 @@ class Ledger:
             self._drop(len(records) - len(good), reason)
 
     async def _fault_of(
-        self, connection: AsyncConnection, batch: int, records: Sequence[TimedRecord]
+        self, connection: AsyncConnection, batch: int, records: Sequence[EndedRequest]
     ) -> Exception | None:
         """Try to write records and roll back; return the fault, None if they can be written."""
         savepoint = await connection.begin_nested()

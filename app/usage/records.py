@@ -16,11 +16,8 @@ import msgspec
 
 from app.database.schema import USAGE_SUMS
 from app.settings import PriceSettings
-from app.telemetry import Tokens
+from app.telemetry import EndedRequest, Tokens, timeline_to_text
 from app.usage.token_usage import Usage
-
-# The end of a request in seconds since 1970, and its record.
-TimedRecord = tuple[float, "UsageRecord"]
 
 # The columns have 64 bits. Sums beyond this are an engine's nonsense, and are clamped.
 MAX_TOKENS = 2**53 - 1
@@ -31,26 +28,8 @@ _DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1).toordinal()
 _NOTHING = Usage(0, 0)
 _NULL = math.nan
-
-
-class UsageRecord(msgspec.Struct, frozen=True, gc=False):
-    """A request that reached an engine. A msgspec struct, since every request creates one."""
-
-    request_id: str
-    key_id: str
-    model: str
-    engine: str
-    endpoint: str
-    status: int
-    outcome: str  # completed, refused, failed, disconnected or canceled
-    usage: Tokens | None  # None: the engine reported nothing, which counts as no tokens
-    queue_s: float | None
-    ttft_s: float | None
-    total_s: float
-    owner: str = ""  # the key's owner at the end of the request; empty: none
-    continued: int = 0  # how often its stream went on at another engine
-    recomputed_tokens: int = 0  # computed again for that; not part of `usage`
-    not_continued: str | None = None  # why an interrupted stream did not go on
+# In a row of a request that failed before it reached an engine.
+NO_ENGINE = ""
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -82,6 +61,12 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     continued: float
     recomputed_tokens: float
     not_continued: str | float
+    own_id: str
+    requested_model: str | float
+    error: str | float
+    fault: str | float
+    client_wait_ms: float
+    timeline: str
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -131,26 +116,27 @@ def batch_of(row: str) -> int:
 def rows_of(
     gateway: str,
     batch: int,
-    records: Sequence[TimedRecord],
+    requests: Iterable[EndedRequest],
     prices: Mapping[str, Price],
     place: int = 0,
 ) -> list[Row]:
-    """Return the rows of `usage_records`; `place` is that of the first record in its batch."""
+    """Return the rows of `usage_records`; `place` is that of the first request in its batch."""
     rows: list[Row] = []
     first = f"{gateway}{batch:012x}"
-    for at_s, record in records:
+    for ended in requests:
+        record = ended.record
         used = record.usage or _NOTHING
         prompt, cached, completion = used.prompt, used.cached, used.completion
         if not (0 <= prompt <= MAX_TOKENS and 0 <= cached <= MAX_TOKENS >= completion >= 0):
             prompt, cached, completion = _count(prompt), _count(cached), _count(completion)
         key_id, model, engine, endpoint = _names(
-            record.key_id, record.model, record.engine, record.endpoint
+            record.key_id, record.model, record.engine or NO_ENGINE, record.endpoint
         )
         price = prices.get(record.model)
         rows.append(
             Row(
                 id=first + _place(place),
-                at_ms=int(at_s * 1000),
+                at_ms=int(ended.ended_at * 1000),
                 request_id=storable(record.request_id, 128),
                 key_id=key_id,
                 model=model,
@@ -163,16 +149,20 @@ def rows_of(
                 completion_tokens=completion,
                 reasoning_tokens=_count(used.reasoning),
                 estimated=1 if used.estimated else 0,
-                queue_ms=_NULL if record.queue_s is None else _ms(record.queue_s),
+                queue_ms=_NULL if record.queued_s is None else _ms(record.queued_s),
                 ttft_ms=_NULL if record.ttft_s is None else _ms(record.ttft_s),
                 total_ms=_ms(record.total_s, 0.0),
                 cost_nano=0 if price is None else price.cost(used),
                 owner=storable(record.owner, 200),
                 continued=record.continued or _NULL,
                 recomputed_tokens=_count(record.recomputed_tokens) or _NULL,
-                not_continued=(
-                    _NULL if record.not_continued is None else storable(record.not_continued, 32)
-                ),
+                not_continued=_text(record.not_continued, 32),
+                own_id=ended.id,
+                requested_model=_asked(record.requested_model, record.model),
+                error=_text(record.error, 64),
+                fault=_text(record.fault, 300),
+                client_wait_ms=_ms(record.client_wait_s) if record.client_wait_s else _NULL,
+                timeline=timeline_to_text(ended.timeline),
             )
         )
         place += 1
@@ -187,8 +177,10 @@ class DailySums:
         self._days: dict[tuple[str, str, str, str], tuple[int, ...]] = {}
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows to the sums."""
+        """Add rows to the sums, of requests that reached an engine."""
         for row in rows:
+            if row.engine == NO_ENGINE:
+                continue
             place = (row.owner, _day(row.at_ms // _DAY_MS), row.key_id, row.model)
             count, estimated, prompt, cached, completion, reasoning, cost = self._days.get(
                 place, _NO_SUMS
@@ -240,6 +232,14 @@ def _day(number: int) -> str:
 def start_of(day: str) -> datetime:
     """Return the beginning of a UTC day."""
     return datetime.fromisoformat(day).replace(tzinfo=UTC)
+
+
+def _asked(requested: str | None, model: str) -> str | float:
+    return _NULL if requested is None or requested == model else storable(requested, 256)
+
+
+def _text(value: str | None, longest: int) -> str | float:
+    return _NULL if value is None else storable(value, longest)
 
 
 def _count(tokens: int) -> int:

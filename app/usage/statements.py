@@ -68,7 +68,8 @@ async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> No
 async def add_sums(connection: AsyncConnection, sums: DailySums) -> None:
     """Add sums to `usage_daily` and `usage_by_owner`."""
     dialect = connection.dialect.name
-    await connection.execute(_add_to(usage_daily, dialect), sums.by_key())
+    if keyed := sums.by_key():
+        await connection.execute(_add_to(usage_daily, dialect), keyed)
     if owned := sums.by_owner():
         await connection.execute(_add_to(usage_by_owner, dialect), owned)
 

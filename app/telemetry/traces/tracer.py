@@ -24,8 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from app.telemetry.request_record import RequestRecord
-from app.telemetry.request_timeline import RequestTimeline
+from app.telemetry.ended_request import EndedRequest
 from app.telemetry.traces.request_trace import SAMPLED, RequestTrace
 from app.telemetry.traces.spans import SpanMaker
 
@@ -126,12 +125,13 @@ class Tracer:
             flags = parent.trace_flags & (SAMPLED | _RANDOM_ID)
         return RequestTrace.of(trace_id, parent_id, flags, state, self._span_id, method, started)
 
-    def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
+    def end(self, ended: EndedRequest) -> None:
         """Make the spans of a request that has ended, if it is sampled."""
+        timeline = ended.timeline
         if timeline.sampled_id is None or (processor := self._processor) is None:
             return
         assert isinstance(timeline, RequestTrace)  # of `begin`
-        spans = list(self._maker.spans(record, timeline))
+        spans = list(self._maker.spans(ended.record, timeline))
         # The SDK's queue would drop the oldest spans of any trace when it is full, and say so each
         # time; it never is.
         if self._queued + len(spans) > MAX_QUEUED:

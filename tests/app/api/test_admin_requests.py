@@ -3,10 +3,12 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from app.database import DatabaseUnavailable
+from app.usage import RequestHistory
 from tests.app.raw import connected, request
 from tests.app.tenants import make_key, request_as_root
 from tests.fakes.vllm import Fake
@@ -148,18 +150,97 @@ async def test_ended_requests_survive_a_reload(fake: Fake, tmp_path: Path) -> No
         assert await ended(gateway) == ["after", "before"]
 
 
-async def test_disabled_console_keeps_no_ended_request(fake: Fake, tmp_path: Path) -> None:
+async def test_requests_of_an_earlier_process_show_where_their_time_went(
+    fake: Fake, tmp_path: Path
+) -> None:
     async with serving_demo(tmp_path, fake.url, console={"enabled": False}) as gateway:
-        await chat(gateway, "before")
-        async with connected(gateway) as client:
-            body = json.dumps({**BODY, "fake": "hang"}).encode()
-            client.send(request(body, path=CHAT.encode()))
-            await fake.until_running()
-            found = await admin(gateway, "GET")
-            assert found["ended"] == []
-            [row] = found["in_flight"]
-            assert row["phase"] is None
-            shown = await admin(gateway, "GET", f"/{row['id']}")
-            assert (shown["phases"], shown["attempts"]) == ([], [])
-            await admin(gateway, "POST", f"/{row['id']}/cancel")
-            assert (await client.answer()).status == 403
+        await chat(gateway, "good", model="demo")
+        await chat(gateway, "failed", fake="dead")
+        shown = [await admin(gateway, "GET", f"/{id_}") for id_ in await ids(gateway)]
+    async with serving_demo(tmp_path, fake.url) as gateway:
+        again = [await admin(gateway, "GET", f"/{id_}") for id_ in await ids(gateway)]
+    assert [one["request_id"] for one in again] == ["failed", "good"]
+    assert [one["outcome"] for one in again] == ["failed", "completed"]
+    for before, after in zip(shown, again, strict=True):
+        for one, other in zip(_parts(after), _parts(before), strict=True):
+            assert one == pytest.approx(other, abs=2e-6)
+        facts = ("id", "request_id", "key_id", "engine", "status", "error", "fault", "ttft_s")
+        assert {name: after[name] for name in facts} == {name: before[name] for name in facts}
+
+
+async def test_request_that_no_engine_could_take_is_stored_and_not_counted(
+    tmp_path: Path,
+) -> None:
+    async with serving_demo(tmp_path, "http://127.0.0.1:9") as gateway:
+        assert await chat(gateway, "waited") == 503
+    async with serving_demo(tmp_path, "http://127.0.0.1:9") as gateway:
+        [row] = (await admin(gateway, "GET", "?outcome=failed"))["ended"]
+        assert (row["request_id"], row["engine"], row["status"]) == ("waited", None, 503)
+        assert row["prompt_tokens"] is None
+        shown = await admin(gateway, "GET", f"/{row['id']}")
+        assert phase_names(shown)[:2] == ["auth", "limits"]
+        assert (await request_as_root("/admin/usage", gateway, "GET"))["data"] == []
+
+
+async def test_pages_show_every_request_once_in_both_orders(fake: Fake, tmp_path: Path) -> None:
+    async with serving_demo(tmp_path, fake.url) as gateway:
+        for number in range(3):
+            await chat(gateway, f"old-{number}")
+    async with serving_demo(tmp_path, fake.url) as gateway:
+        for number in range(4):
+            await chat(gateway, f"new-{number}")
+        every = (await admin(gateway, "GET"))["ended"]
+        assert [row["request_id"] for row in every] == [
+            "new-3", "new-2", "new-1", "new-0", "old-2", "old-1", "old-0",
+        ]  # fmt: skip
+        for order, expected in (
+            ("latest", every),
+            ("slowest", sorted(every, key=lambda row: row["elapsed_s"], reverse=True)),
+        ):
+            seen: list[str] = []
+            cursor: str | None = ""
+            while cursor is not None:
+                more = f"&cursor={cursor}" if cursor else ""
+                page = await admin(gateway, "GET", f"?limit=2&order={order}{more}")
+                seen += [row["id"] for row in page["ended"]]
+                cursor = page["next"]
+            assert seen == [row["id"] for row in expected], order
+        *_, third, fourth = sorted((row["elapsed_s"] for row in every), reverse=True)[:4]
+        between = (third + fourth) / 2
+        assert len(await ended(gateway, f"?slower_than_s={between}")) == 3
+        assert await ended(gateway, "?to=2026-01-01") == []
+        assert len(await ended(gateway, "?from=2026-01-01&to=2099-01-01T00:00:00Z")) == 7
+
+
+async def test_without_the_database_the_requests_in_memory_are_shown(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chat(gateway, "good")
+
+    async def down(*_: object) -> NoReturn:
+        raise DatabaseUnavailable("the database does not answer")
+
+    monkeypatch.setattr(RequestHistory, "list", down)
+    found = await admin(gateway, "GET")
+    assert ([row["request_id"] for row in found["ended"]], found["complete"]) == (["good"], False)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "?from=yesterday", "?to=9999-12-31", "?from=2026-11-02&to=2026-11-01", "?cursor=1",
+        "?order=random", "?slower_than_s=-1", "?slower_than_s=nan", "?slower=1", "?Limit=5",
+    ],
+)  # fmt: skip
+async def test_parameters_that_mean_nothing_are_refused(gateway: Gateway, query: str) -> None:
+    error = (await admin(gateway, "GET", query, status=400))["error"]
+    assert query[1:].partition("=")[0] in error["message"]
+
+
+async def ids(gateway: Gateway) -> list[str]:
+    return [row["id"] for row in (await admin(gateway, "GET"))["ended"]]
+
+
+def _parts(shown: dict[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = shown["phases"] + shown["attempts"]
+    return parts

@@ -105,7 +105,7 @@ async def asker(database: Faulty, clock: Clock) -> AsyncIterator[Asker]:
         ("2026-11-21T11:00:00", "key-2", Usage(5000, 5000), "research"),
     ):
         ledger = ledger_for(database, clock=Clock(at))
-        ledger.add(record(key_id=key_id, usage=usage, owner=owner))
+        ledger.end(*record(key_id=key_id, usage=usage, owner=owner))
         await ledger.close()
     asker = Asker(app_for(partial(usage_report, database), clock))
     yield asker

@@ -12,8 +12,8 @@ from app.console.formats import (
     iso_moment,
     moment,
     percent,
+    recent_moment,
     size,
-    time_of_day,
 )
 
 NUMBERS = st.none() | st.floats() | st.integers(-(2**63), 2**64)
@@ -71,8 +71,9 @@ def test_a_share_is_in_percent() -> None:
 
 
 def test_moments_are_utc() -> None:
-    assert time_of_day(None) == moment(None) == iso_moment(None) == "–"
-    assert time_of_day(1_700_000_000) == "22:13:20"
+    assert moment(None) == iso_moment(None) == "–"
+    assert recent_moment(1_700_000_000, now=1_700_006_399) == "22:13:20"
+    assert recent_moment(1_700_000_000, now=1_700_006_400) == "2023-11-14 22:13:20"
     assert moment(1_700_000_000) == "2023-11-14 22:13:20 UTC"
     assert iso_moment("2023-11-15T00:13:20+02:00") == "2023-11-14 22:13:20 UTC"
 

@@ -1,10 +1,12 @@
 """The pages of requests: who sees and cancels which, what they show, and what they cost."""
 
 import asyncio
+import html
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 
 import httpx
 import pytest
@@ -13,8 +15,8 @@ from app.auth import Role
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
 from app.console.request_regions import FRESH_S, RequestRegions
-from app.relay import RequestFilter
-from app.telemetry import RecentRequests, RequestRecord, RequestTimeline
+from app.telemetry import EndedRequest, RequestRecord, RequestTimeline
+from app.usage import RequestFilter
 from tests.app.console.visits import visiting
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
@@ -42,10 +44,9 @@ def end(gateway: Gateway, key_id: str = KEY_ID, **facts: object) -> str:
     """Add a request that has ended; return its ID."""
     timeline = RequestTimeline(perf_counter())
     record = RequestRecord("r", "/v1/chat/completions", "POST", 200, 1.0, key_id, **facts)  # type: ignore[arg-type]
-    recent = gateway.state.requests._recent
-    assert isinstance(recent, RecentRequests)
-    recent.end(record, timeline)
-    return f"{int(timeline.started * 1e9):x}"
+    ended = EndedRequest(record, timeline, time(), gateway.state.ledger.gateway)
+    gateway.state.requests._recent.end(ended)
+    return ended.id
 
 
 async def regions(visitor: httpx.AsyncClient, query: str = "") -> dict[str, str]:
@@ -179,7 +180,7 @@ async def test_the_filters_select(gateway: Gateway) -> None:
 async def test_the_page_of_a_request_says_where_its_time_went(gateway: Gateway) -> None:
     async with visiting(gateway, KEY) as owner:
         await gateway.chat()
-        (view,) = gateway.state.requests.ended()
+        (view,) = gateway.state.requests.recent()
         page = (await owner.get(f"{PAGE}/{view.id}")).text
     assert "Generated" in page
     assert "<rect" in page
@@ -190,7 +191,7 @@ async def test_a_stream_that_its_engine_broke_shows_as_failed(gateway: Gateway) 
     async with visiting(gateway, KEY) as owner:
         answer = await gateway.chat(stream=True, fake="error_event")
         assert answer.status_code == 200
-        (view,) = gateway.state.requests.ended()
+        (view,) = gateway.state.requests.recent()
         page = (await owner.get(f"{PAGE}/{view.id}")).text
         failed, completed = [
             (await regions(owner, f"outcome={outcome}"))["ended"]
@@ -248,3 +249,26 @@ async def test_a_visitor_that_leaves_takes_nothing_from_others(
         await asyncio.sleep(0)
     leaves.cancel()
     assert KEY_ID in (await stays)["ended"]
+
+
+async def test_stored_requests_are_found_by_duration_a_page_at_a_time(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.console.requests_page.ENDED_ROWS", 2)
+    async with visiting(gateway, KEY) as owner, visiting(gateway, ROOT_KEY) as admin:
+        for _ in range(3):
+            await gateway.chat()
+        ids = [view.id for view in gateway.state.requests.recent()]
+        first = (await owner.get(f"{PAGE}?order=slowest&model=demo")).text
+        [following] = re.findall(r'rel="next" href="([^"]*)"', first)
+        second = (await owner.get(html.unescape(following))).text
+        assert [sum(one in page for one in ids) for page in (first, second)] == [2, 1]
+        assert 'rel="next"' not in second
+        assert "data-refresh" not in first
+        assert "No request fits" in (await admin.get(f"{PAGE}?slower_than_s=600")).text
+        for faulty in ("slower_than_s=long", "from=yesterday", "order=random", "cursor=1"):
+            assert 'role="alert"' in (await admin.get(f"{PAGE}?{faulty}")).text
+        other = await make_key(gateway, "other")
+        async with visiting(gateway, other["authorization"].removeprefix("Bearer ")) as stranger:
+            page = (await stranger.get(f"{PAGE}?order=latest&key={KEY_ID}")).text
+            assert not any(one in page for one in ids)

@@ -19,7 +19,7 @@ MARKUP = "<img src=x onerror=\"alert(1)\"> & 'quotes'"
 
 async def use(gateway: Gateway, **fields: Any) -> None:
     """Write a record of usage, now."""
-    gateway.state.ledger.add(record(**fields))
+    gateway.state.ledger.end(*record(**fields))
     written = gateway.state.ledger.written
     while gateway.state.ledger.written == written:
         await gateway.client.get("/health")

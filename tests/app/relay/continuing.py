@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.sse import COMMENT
-from app.usage import UsageRecord
+from app.telemetry import EndedRequest, RequestRecord
 from tests.app.continuation.streams import assemble, split
 from tests.app.raw import Answer, Client, connected, request
 from tests.fakes.stream_faults import StreamFault
@@ -35,7 +35,7 @@ class Stream:
 
     path: str
     answer: Answer
-    record: UsageRecord
+    record: RequestRecord
 
     @property
     def body(self) -> bytes:
@@ -77,7 +77,7 @@ class Streams:
 
     gateway: Gateway
     fakes: Sequence[Fake]
-    records: dict[str, UsageRecord] = field(default_factory=dict)
+    records: dict[str, RequestRecord] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
 
     def fail(self, kind: str, after: int, times: int | None = 1) -> StreamFault:
@@ -168,8 +168,8 @@ async def streaming(
         )
         streams = Streams(gateway, fakes)
 
-        def note(_batch: object, _at: object, record: UsageRecord) -> None:
-            streams.records[record.request_id] = record
+        def note(_batch: object, ended: EndedRequest) -> None:
+            streams.records[ended.record.request_id] = ended.record
 
         gateway.state.ledger.watch(note)
         yield streams

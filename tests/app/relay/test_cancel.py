@@ -8,9 +8,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from app.relay import RequestFilter, RequestView
+from app.relay import RequestView
 from app.server.connection import ClientConnection
-from app.usage import UsageRecord
+from app.telemetry import RequestRecord
+from app.usage import RequestFilter
 from tests.app.raw import Client, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY_ID, Gateway, demo_gateway
@@ -52,8 +53,8 @@ async def cancel_in_phase(gateway: Gateway, phase: str) -> None:
 async def ended(gateway: Gateway) -> RequestView:
     """Return the request, which has ended."""
     chosen = RequestFilter(request_id=WAITING)
-    await wait_until(lambda: gateway.state.requests.ended(chosen))
-    [view] = gateway.state.requests.ended(chosen)
+    await wait_until(lambda: gateway.state.requests.recent(chosen))
+    [view] = gateway.state.requests.recent(chosen)
     assert (view.outcome, view.record.error) == ("canceled", "request_canceled")
     assert view.phases[-1].end_s == view.record.total_s
     return view
@@ -89,8 +90,8 @@ async def test_cancel_while_queued(gateway: Gateway, fake: Fake, stream: bool) -
 async def test_cancel_during_prefill_ends_generation(
     gateway: Gateway, fake: Fake, path: bytes, stream: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records: list[UsageRecord] = []
-    gateway.state.ledger.watch(lambda _batch, _at, record: records.append(record))
+    records: list[RequestRecord] = []
+    gateway.state.ledger.watch(lambda _batch, ended: records.append(ended.record))
     async with connected(gateway) as client:
         client.send(asked(path, stream=stream, fake="hang"))
         await fake.until_running()
@@ -175,17 +176,17 @@ async def test_only_a_key_s_own_request_is_found_and_canceled_with_it(
         client.send(asked(fake="hang"))
         await fake.until_running()
         view = await until_in_phase(gateway, "generate")
-        for find in (requests.find, lambda id_, key: requests.cancel(id_, "x", key)):
-            assert find(view.id, "key-other") is None
+        assert await requests.find(view.id, "key-other") is None
+        assert requests.cancel(view.id, "x", "key-other") is None
         assert requests.in_flight(RequestFilter(key_id="key-other")) == []
         own = requests.cancel(view.id, KEY_ID, KEY_ID)
         assert own is not None
         assert b"canceled with its own key" in (await client.answer()).body
     assert requests.cancel(view.id, "root") is None
-    found = requests.find(view.id, KEY_ID)
+    found = await requests.find(view.id, KEY_ID)
     assert found is not None
     assert found.outcome == "canceled"
-    assert requests.find(view.id, "key-other") is None
+    assert await requests.find(view.id, "key-other") is None
 
 
 async def test_of_two_requests_with_one_request_id_only_one_is_canceled(

@@ -14,6 +14,7 @@ import pytest
 from app.auth import Allowed, Authenticator, Principal
 from app.settings import LimitSettings
 from app.sse import COMMENT
+from app.telemetry import EndedRequest
 from engines.base import EngineState
 from tests.app.raw import answers, asking, connected, request
 from tests.fakes.vllm import Fake
@@ -356,9 +357,13 @@ class TestDisconnect:
 async def test_ledger_names_the_fallback(setup: Setup) -> None:
     gateway = await setup.start()
     reported: list[tuple[str, str | None, int]] = []
-    gateway.state.ledger.watch(
-        lambda _batch, _at, r: reported.append((r.model, r.engine, r.status))
-    )
+
+    def note(_batch: int, ended: EndedRequest) -> None:
+        record = ended.record
+        if record.engine is not None:
+            reported.append((record.model, record.engine, record.status))
+
+    gateway.state.ledger.watch(note)
     setup.demo.fault = "dead"
     await gateway.chat()
     await at_rest(gateway)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.usage import UsageRecord
+from app.telemetry import RequestRecord
 from tests.fakes.stream_faults import BEHIND_END, StreamFault
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway
@@ -33,8 +33,8 @@ async def test_stream_that_is_left_behind_its_last_event_is_complete(
 ) -> None:
     path, body, mark = ENDS[name]
     fake.stream_fault = StreamFault("stall", BEHIND_END, times=2)
-    records: list[UsageRecord] = []
-    gateway.state.ledger.watch(lambda _batch, _at, record: records.append(record))
+    records: list[RequestRecord] = []
+    gateway.state.ledger.watch(lambda _batch, ended: records.append(ended.record))
     text = await _read_until(gateway, path, {"model": "demo", "stream": True, **body}, mark)
     await fake.until_idle()
     await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
@@ -51,8 +51,8 @@ async def test_stream_that_is_left_before_its_last_event_is_not(
 ) -> None:
     """A text that looks like an end mark ends nothing."""
     fake.stream_fault = StreamFault("stall", 12)
-    records: list[UsageRecord] = []
-    gateway.state.ledger.watch(lambda _batch, _at, record: records.append(record))
+    records: list[RequestRecord] = []
+    gateway.state.ledger.watch(lambda _batch, ended: records.append(ended.record))
     body = {"model": "demo", "stream": True, "messages": MESSAGES}
     body["fake"] = "say:\ndata: [DONE]\n\nand more of this"
     await _read_until(gateway, CHAT, body, "[")

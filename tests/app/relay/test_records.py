@@ -18,7 +18,7 @@ import pytest
 from app.relay.request_context import RequestContext
 from app.relay.request_handler import handle_request
 from app.relay.services import RelayServices
-from app.usage import UsageRecord
+from app.telemetry import RequestRecord
 from tests.app.raw import Client, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY_ID, Gateway, remote, running, settings_for
@@ -341,12 +341,14 @@ async def until_told(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> li
 async def check(scene: Scene, way: Way, capsys: pytest.CaptureFixture[str]) -> None:
     """Run a request to its outcome, and check its record."""
     gateway = scene.gateway
-    records: list[UsageRecord] = []
-    gateway.state.ledger.watch(lambda _batch, _at, record: records.append(record))
+    records: list[RequestRecord] = []
+    gateway.state.ledger.watch(lambda _batch, ended: records.append(ended.record))
     await way.happens(scene)
     [line] = await until_told(gateway, capsys)
     recorded = [
-        (r.model, r.engine, r.status, r.outcome) for r in records if r.request_id == SUBJECT
+        (r.model, r.engine, r.status, r.outcome)
+        for r in records
+        if r.request_id == SUBJECT and r.engine is not None
     ]
     reached = [] if way.engine is None else [(way.model, way.engine, way.status, way.outcome)]
     assert recorded == reached
@@ -389,8 +391,8 @@ async def test_facts_of_a_continuation_are_in_the_line_and_the_usage_record(
 
     monkeypatch.setattr("app.relay.relay.handle_request", handle)
     async with playing(tmp_path, WAYS["streamed"]) as scene:
-        records: list[UsageRecord] = []
-        scene.gateway.state.ledger.watch(lambda _batch, _at, record: records.append(record))
+        records: list[RequestRecord] = []
+        scene.gateway.state.ledger.watch(lambda _batch, ended: records.append(ended.record))
         await scene.ask(stream=True)
         [line] = await until_told(scene.gateway, capsys)
     [record] = records

@@ -9,7 +9,7 @@ from app.errors import EngineFailed
 from app.relay.request_context import RequestContext
 from app.relay.stream_errors import engine_error_event, error_event, reports_error
 from app.request_body import Endpoint
-from app.telemetry import NO_RECORDER
+from app.telemetry import RequestTimeline
 from tests.app.raw import answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway
@@ -35,7 +35,7 @@ class _Exchange:
 
 
 def context(first: bytes, last: bytes) -> RequestContext:
-    timeline = NO_RECORDER.begin("POST", [], 0.0)
+    timeline = RequestTimeline(0.0)
     exchange: Any = _Exchange()
     return RequestContext(
         exchange, Endpoint("/v1/responses"), timeline, first_events=first, last_events=last

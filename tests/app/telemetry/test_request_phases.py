@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.telemetry import NO_TIMELINE, RequestRecord, RequestTimeline, request_phases
+from app.telemetry import RequestRecord, RequestTimeline, request_phases
 from engines.base import EngineDied, EngineNotReady
 
 Moments = dict[str, float]
@@ -142,12 +142,6 @@ def test_interrupted_stream(clock: Clock) -> None:
 
 def test_request_that_is_refused_at_its_key() -> None:
     assert shown(record(0.5), RequestTimeline(100.0)) == [("auth", 0, 50, "")]
-
-
-def test_without_a_timeline_there_are_no_phases() -> None:
-    NO_TIMELINE.begin("queue", 1)
-    NO_TIMELINE.begin_attempt("demo-0")
-    assert request_phases(record(1.0), NO_TIMELINE) == []
 
 
 NOTES = ("authenticated", "limits", "load_wait", "queue", "end", "none", "attempt", "fault",

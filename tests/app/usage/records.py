@@ -12,9 +12,9 @@ from app.auth import Owner, Principal, Role
 from app.database import AsyncConnection, Database, DatabaseUnavailable, Lane
 from app.database.schema import usage_daily, usage_records
 from app.settings import NO_LIMITS, PriceSettings
+from app.telemetry import EndedRequest, RequestRecord, RequestTimeline
 from app.telemetry.metrics import Metrics
 from app.usage.ledger import Ledger
-from app.usage.records import UsageRecord
 from app.usage.token_usage import Usage
 from tests.gateway import make_tables
 
@@ -22,22 +22,27 @@ PRICES = {"demo": PriceSettings(prompt=2.0, cached=0.5, completion=8.0)}
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano")
 
 
-def record(**fields: Any) -> UsageRecord:
-    """A record of a completed request, but for these fields."""
+def record(**fields: Any) -> tuple[RequestRecord, RequestTimeline]:
+    """A completed request, but for these fields."""
     usual: dict[str, Any] = {
         "request_id": "r-1",
         "key_id": "key-1",
         "model": "demo",
         "engine": "demo-0",
         "endpoint": "chat_completions",
+        "method": "POST",
         "status": 200,
-        "outcome": "completed",
         "usage": Usage(7, 5),
-        "queue_s": None,
+        "queued_s": None,
         "ttft_s": 0.01,
         "total_s": 0.02,
     }
-    return UsageRecord(**{**usual, **fields})
+    return RequestRecord(**{**usual, **fields}), RequestTimeline(100.0, limits_began=100.001)
+
+
+def ended(at_s: float, **fields: Any) -> EndedRequest:
+    """A completed request, but for these fields, that ended at a time."""
+    return EndedRequest(*record(**fields), at_s, "01234567")
 
 
 def budgeted(

@@ -15,7 +15,7 @@ async def main(url: str) -> None:
         running = asyncio.create_task(ledger.run())
         number = 0
         while not running.done():
-            ledger.add(record(request_id=str(number)))
+            ledger.end(*record(request_id=str(number)))
             print(f"{time.time()} {number}", flush=True)
             number += 1
             await asyncio.sleep(EVERY_S)

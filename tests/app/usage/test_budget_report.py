@@ -23,7 +23,7 @@ async def add_key(database: Database, key_id: str, **fields: object) -> None:
 
 async def spend(database: Database, at: str, key_id: str, tokens: int, owner: str = "") -> None:
     ledger = ledger_for(database, clock=Clock(at))
-    ledger.add(record(key_id=key_id, usage=Usage(tokens - 1, 1), owner=owner))
+    ledger.end(*record(key_id=key_id, usage=Usage(tokens - 1, 1), owner=owner))
     await ledger.close()
 
 

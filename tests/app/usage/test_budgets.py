@@ -30,7 +30,7 @@ class Gateway:
 
     def spend(self, tokens: int, key_id: str = "key-1", owner: str = "") -> None:
         usage = Usage(tokens - tokens // 3, tokens // 3)
-        self.ledger.add(record(key_id=key_id, usage=usage, owner=owner))
+        self.ledger.end(*record(key_id=key_id, usage=usage, owner=owner))
 
     async def has_spent(self, today: int, month: int | None = None, key_id: str = "key-1") -> bool:
         """Return whether exactly this many tokens count: seven more fit, eight do not."""

@@ -51,7 +51,7 @@ async def has_cost(gateway: Gateway, cost: int) -> bool:
 
 
 def spend(gateway: Gateway, usage: Usage, model: str = "demo", owner: str = "") -> None:
-    gateway.ledger.add(record(usage=usage, model=model, owner=owner))
+    gateway.ledger.end(*record(usage=usage, model=model, owner=owner))
 
 
 async def test_usage_counts_at_the_price_of_each_kind_of_token(gateway: Gateway) -> None:

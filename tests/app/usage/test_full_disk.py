@@ -127,11 +127,11 @@ async def test_ledger_recovers_from_a_full_postgresql_disk(
             metrics = Metrics()
             ledger = ledger_for(database, metrics)
             running = asyncio.create_task(ledger.run())
-            ledger.add(record())
+            ledger.end(*record())
             await wait_until(lambda: ledger.written == 1)
             disk.fill(server.pid)
             for _ in range(2_500):
-                ledger.add(record())
+                ledger.end(*record())
             await wait_until(lambda: caplog.messages)
             disk.free(server.pid)
             await wait_until(lambda: caplog.messages[1:])

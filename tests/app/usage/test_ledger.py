@@ -14,12 +14,13 @@ from sqlalchemy import event
 from app.database.retention import CHUNK
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
+from app.telemetry import EndedRequest, RequestRecord, RequestTimeline
 from app.telemetry.metrics import Metrics
 from app.usage import ledger as ledger_module
 from app.usage.ledger import BATCH, GROUP, Ledger
-from app.usage.records import MAX_COST, MAX_TOKENS, DailySums, Price, Row, UsageRecord, rows_of
+from app.usage.records import MAX_COST, MAX_TOKENS, DailySums, Price, Row, rows_of
 from app.usage.token_usage import Usage
-from tests.app.usage.records import PRICES, Clock, Faulty, ledger_for, record, rows, totals
+from tests.app.usage.records import PRICES, Clock, Faulty, ended, ledger_for, record, rows, totals
 from tests.waiting import wait_until
 
 DAY_S = 86_400
@@ -30,10 +31,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "RETRY_S", (0.005, 0.01))
 
 
-async def flushed(ledger: Ledger, *records: UsageRecord) -> None:
+async def flushed(ledger: Ledger, *records: tuple[RequestRecord, RequestTimeline]) -> None:
     """Add records and have them written."""
     for one in records:
-        ledger.add(one)
+        ledger.end(*one)
     await ledger.close()
 
 
@@ -49,7 +50,7 @@ class TestWriting:
     async def test_a_record_becomes_a_row(self, database: Faulty) -> None:
         clock = Clock("2026-11-21T23:59:59.999")
         usage = Usage(100, 10, cached=60, reasoning=4)
-        await flushed(ledger_for(database, clock=clock), record(usage=usage, queue_s=1.5))
+        await flushed(ledger_for(database, clock=clock), record(usage=usage, queued_s=1.5))
         (row,) = await rows(database, usage_records)
         assert len(row.id) == 32
         assert row.at_ms == int(clock.now * 1000)
@@ -133,9 +134,9 @@ class TestWriting:
     async def test_waiting_records_are_written_in_the_background(self, database: Faulty) -> None:
         ledger = ledger_for(database)
         running = asyncio.create_task(ledger.run())
-        ledger.add(record())
+        ledger.end(*record())
         await wait_until(lambda: ledger.written == 1)
-        ledger.add(record())
+        ledger.end(*record())
         await wait_until(lambda: ledger.written == 2)
         assert (await totals(database))["requests"] == 2
         await ledger.close()
@@ -150,7 +151,7 @@ class TestWriting:
         await asyncio.sleep(0)
         for batch in (1, 2):
             for _ in range(BATCH):
-                ledger.add(record())
+                ledger.end(*record())
             await wait_until(partial(all_have_written, [ledger], batch))
         assert (await totals(database))["requests"] == 2 * BATCH
         await ledger.close()
@@ -160,7 +161,7 @@ class TestWriting:
         ledger = ledger_for(database)
         running = asyncio.create_task(ledger.run())
         await asyncio.sleep(0)
-        ledger.add(record())
+        ledger.end(*record())
         running.cancel()
         await ledger.close()
         await ledger.close()
@@ -176,7 +177,7 @@ class TestWriting:
             for number, ledger in enumerate(ledgers):
                 keys = [f"key-{n}" for n in range(60)]
                 for key in keys if (number + round_) % 2 else reversed(keys):
-                    ledger.add(record(key_id=key))
+                    ledger.end(*record(key_id=key))
             await wait_until(partial(all_have_written, ledgers, round_ + 1))
         await asyncio.gather(*(ledger.close() for ledger in ledgers))
         await asyncio.wait(tasks)
@@ -225,7 +226,7 @@ class TestDatabaseDown:
         ledger = ledger_for(database)
         running = asyncio.create_task(ledger.run())
         for _ in range(10):
-            ledger.add(record())
+            ledger.end(*record())
         await wait_until(lambda: bool(caplog.records))
         database.down = False
         await wait_until(lambda: ledger.written and caplog.records[1:])
@@ -247,7 +248,7 @@ class TestDatabaseDown:
         metrics = Metrics()
         ledger = ledger_for(database, metrics, max_waiting=3 * BATCH)
         for number in range(3 * BATCH + 50):
-            ledger.add(record(request_id=str(number)))
+            ledger.end(*record(request_id=str(number)))
         assert lost(metrics) == 50
         await ledger.close()
         kept = {int(row.request_id) for row in await rows(database, usage_records)}
@@ -273,7 +274,7 @@ class TestDatabaseDown:
             f"{BATCH + 7} usage records are lost, which the access log has: "
             "the database does not answer: it is down"
         )
-        ledger.add(record())
+        ledger.end(*record())
         assert lost(metrics) == BATCH + 8
 
 
@@ -364,7 +365,7 @@ async def test_full_disk_is_handled_as_an_outage(
     ledger = ledger_for(database)
     running = asyncio.create_task(ledger.run())
     for _ in range(BATCH):
-        ledger.add(record())
+        ledger.end(*record())
     await wait_until(lambda: caplog.messages)
     assert "disk is full" in caplog.messages[0]
     pages = 1_000_000
@@ -381,10 +382,10 @@ class TestRetention:
         old, kept = CHUNK + 3, 5
         ledger = ledger_for(database, clock=clock)
         for _ in range(old):
-            ledger.add(record())
+            ledger.end(*record())
         clock.now += 1
         for _ in range(kept):
-            ledger.add(record())
+            ledger.end(*record())
         await ledger.close()
         clock.now += 90 * DAY_S - 1
         assert await ledger.delete_old() == 0
@@ -431,14 +432,14 @@ class TestBadInput:
 
     @pytest.mark.parametrize("name", NAMES)
     async def test_record_may_contain_any_text(self, database: Faulty, name: str) -> None:
-        fields = dict.fromkeys(("request_id", "key_id", "model", "engine", "endpoint"), name)
+        fields = dict.fromkeys(("request_id", "key_id", "model", "endpoint"), name)
         for _ in range(2):
-            await flushed(ledger_for(database), record(**fields))
+            await flushed(ledger_for(database), record(**fields, engine=name or "-"))
         first, second = await rows(database, usage_records)
         assert first.model == second.model
         clean = name.replace("\0", "\ufffd").replace("\ud800", "?")
         assert (first.request_id, first.key_id) == (clean[:128], clean[:64])
-        assert (first.model, first.engine) == (clean[:256], clean[:64])
+        assert (first.model, first.engine) == (clean[:256], clean[:64] or "-")
         (day,) = await rows(database, usage_daily)
         assert (day.key_id, day.model, day.requests) == (clean[:64], clean[:256], 2)
 
@@ -458,7 +459,7 @@ class TestBadInput:
         nan, inf = float("nan"), float("inf")
         usage = Usage(-1, -5, -7, -9)
         await flushed(
-            ledger_for(database), record(usage=usage, queue_s=nan, ttft_s=inf, total_s=nan)
+            ledger_for(database), record(usage=usage, queued_s=nan, ttft_s=inf, total_s=nan)
         )
         (row,) = await rows(database, usage_records)
         assert (row.prompt_tokens, row.completion_tokens, row.cost_nano) == (0, 0, 0)
@@ -467,22 +468,20 @@ class TestBadInput:
 
 COUNT = st.integers(0, 2**40)
 RECORDS = st.lists(
-    st.tuples(
+    st.builds(
+        ended,
         st.floats(0, 4e9),
-        st.builds(
-            record,
-            key_id=st.sampled_from(["a", "b"]),
-            model=st.sampled_from(["demo", "other"]),
-            owner=st.sampled_from(["", "research", "ops"]),
-            usage=st.none() | st.builds(Usage, COUNT, COUNT, COUNT, COUNT, st.booleans()),
-        ),
+        key_id=st.sampled_from(["a", "b"]),
+        model=st.sampled_from(["demo", "other"]),
+        owner=st.sampled_from(["", "research", "ops"]),
+        usage=st.none() | st.builds(Usage, COUNT, COUNT, COUNT, COUNT, st.booleans()),
     ),
     max_size=20,
 )
 
 
 @given(records=RECORDS)
-def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRecord]]) -> None:
+def test_daily_sums_are_those_of_the_records(records: list[EndedRequest]) -> None:
     prices = {name: Price.of(price) for name, price in PRICES.items()}
     each: list[Row] = []
     daily = DailySums()
@@ -511,6 +510,6 @@ def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRec
 
 @given(seconds=st.floats(0, 1e6))
 def test_times_are_kept_in_milliseconds_to_the_microsecond(seconds: float) -> None:
-    ((row),) = rows_of("0123456789abcdef", 7, [(0.0, record(total_s=seconds))], {})
+    ((row),) = rows_of("0123456789abcdef", 7, [ended(0.0, total_s=seconds)], {})
     assert row.total_ms == pytest.approx(seconds * 1000, rel=0, abs=0.0005001)
     assert row.total_ms == round(row.total_ms, 3)

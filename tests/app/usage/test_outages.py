@@ -67,7 +67,7 @@ class TestPostgres:
         faulting = asyncio.ensure_future(faults())
         while not faulting.done():
             for _ in range(10):
-                ledger.add(record(request_id=str(added), usage=Usage(added % 97, added % 89)))
+                ledger.end(*record(request_id=str(added), usage=Usage(added % 97, added % 89)))
                 tokens += added % 97 + added % 89
                 added += 1
             await asyncio.sleep(0.01)
@@ -130,7 +130,7 @@ class TestPostgres:
         await asyncio.sleep(0)
         own_postgres.pause()
         for _ in range(7):
-            ledger.add(record())
+            ledger.end(*record())
         async with asyncio.timeout(20):
             await ledger.close()
         assert running.cancelled()
@@ -146,7 +146,7 @@ class TestPostgres:
                 pass
             own_postgres.pause()
             for _ in range(3):
-                ledger.add(record(usage=Usage(10, 0)))
+                ledger.end(*record(usage=Usage(10, 0)))
                 with await budgets.reserve(budgeted("key-1", 100, None), 10):
                     pass
             with pytest.raises(ServiceUnavailable):

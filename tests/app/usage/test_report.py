@@ -19,7 +19,7 @@ FIRST, LAST = date(2026, 11, 20), date(2026, 11, 21)
 async def spend(database: Database, at: str, *usages: Usage, **fields: str) -> None:
     ledger = ledger_for(database, clock=Clock(at))
     for usage in usages:
-        ledger.add(record(usage=usage, **fields))
+        ledger.end(*record(usage=usage, **fields))
     await ledger.close()
 
 

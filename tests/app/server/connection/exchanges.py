@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from app.asgi import ClientExchange, ClientStalled
 from app.relay.request_context import RequestContext
 from app.request_body import Endpoint
-from app.telemetry import NO_RECORDER
+from app.telemetry import RequestTimeline
 from tests.app.bare import Bare, serving
 from tests.app.raw import Answer, Client, request
 from tests.gateway import until_tasks_end
@@ -84,5 +84,5 @@ async def forever() -> None:
 
 def in_flight(exchange: ClientExchange) -> RequestContext:
     """Return what the relay knows of a request of which there is only the exchange."""
-    timeline = NO_RECORDER.begin(exchange.method, exchange.headers, exchange.received_at)
+    timeline = RequestTimeline(exchange.received_at)
     return RequestContext(exchange, Endpoint(exchange.path), timeline)

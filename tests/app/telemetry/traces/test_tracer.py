@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from typer.testing import CliRunner
 
 from app.cli import app
-from app.telemetry import RequestRecord
+from app.telemetry import EndedRequest, RequestRecord
 from app.telemetry.traces import tracer as tracing
 from app.telemetry.traces.request_trace import RequestTrace
 from app.telemetry.traces.tracer import Tracer, otlp_tracer
@@ -49,7 +49,8 @@ def served(one: Tracer, count: int = 1) -> None:
     """Trace requests."""
     for _ in range(count):
         trace = one.begin("POST", [], perf_counter())
-        one.end(RequestRecord("abc", "/v1/chat/completions", "POST", 401, 0.001), trace)
+        record = RequestRecord("abc", "/v1/chat/completions", "POST", 401, 0.001)
+        one.end(EndedRequest(record, trace, 1.0, "01234567"))
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -63,7 +63,7 @@ class Gateway:
         with await self.budgets.reserve(budgeted(key_id, daily, None, owner=owner), 1) as held:
             held.settle(Usage(tokens, 0), "demo")
             name = "" if owner is None else owner.name
-            self.ledger.add(record(key_id=key_id, usage=Usage(tokens, 0), owner=name))
+            self.ledger.end(*record(key_id=key_id, usage=Usage(tokens, 0), owner=name))
 
     def count(self, outcome: str) -> float | None:
         return self.metrics.registry.get_sample_value("gateway_alerts_total", {"outcome": outcome})

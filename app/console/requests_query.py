@@ -1,0 +1,79 @@
+"""What the page of requests shows: the fields of its form, as its address has them."""
+
+from datetime import UTC, datetime
+from urllib.parse import urlencode
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api import DEFAULT_SPAN, cursor_of, parse_cursor, parse_moment, status_range
+from app.errors import BadRequest
+from app.relay import OUTCOMES
+from app.usage import Order, Place, RequestFilter
+
+MAX_CHARS = 256
+
+
+class RequestsQuery(BaseModel):
+    """Every field as it was typed; empty: not given."""
+
+    model_config = ConfigDict(str_max_length=MAX_CHARS, str_strip_whitespace=True)
+
+    key: str = ""  # its ID
+    model: str = ""
+    status: str = ""
+    outcome: str = ""
+    slower_than_s: str = ""
+    since: str = Field("", alias="from")
+    until: str = Field("", alias="to")
+    order: str = ""
+    cursor: str = ""
+
+    @property
+    def is_history(self) -> bool:
+        """Whether it asks for stored requests; otherwise for those in memory, which change."""
+        return any((self.slower_than_s, self.since, self.until, self.order, self.cursor))
+
+    @property
+    def ranked(self) -> Order:
+        """What comes first. Raises BadRequest."""
+        if self.order not in ("", *Order):
+            raise BadRequest(f"order must be one of {', '.join(Order)}")
+        return Order(self.order or Order.LATEST)
+
+    @property
+    def after(self) -> Place | None:
+        """The place behind which the page begins. Raises BadRequest."""
+        return parse_cursor(self.cursor) if self.cursor else None
+
+    def chosen(self, own_key: str | None) -> RequestFilter:
+        """Return what is shown; with `own_key`, only of that key. Raises BadRequest."""
+        if self.outcome and self.outcome not in OUTCOMES:
+            raise BadRequest(f"outcome must be one of {', '.join(OUTCOMES)}")
+        until = parse_moment("to", self.until, end_of_day=True) if self.until else None
+        since = parse_moment("from", self.since) if self.since else None
+        if since is None and self.is_history:
+            since = (until or datetime.now(UTC)) - DEFAULT_SPAN
+        return RequestFilter(
+            key_id=own_key or self.key or None,
+            model=self.model or None,
+            statuses=status_range(self.status) if self.status else None,
+            outcome=self.outcome or None,
+            slower_than_s=_seconds(self.slower_than_s) if self.slower_than_s else None,
+            since_s=None if since is None else since.timestamp(),
+            until_s=None if until is None else until.timestamp(),
+        )
+
+    def next_page(self, place: Place) -> str:
+        """Return the query of the page behind a place."""
+        fields = self.model_dump(by_alias=True, exclude={"cursor"}, exclude_defaults=True)
+        return urlencode({**fields, "cursor": cursor_of(place)})
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise BadRequest("slower than must be a number of seconds, such as 2.5")
+    return seconds

@@ -1,0 +1,167 @@
+"""The requests that the ledger has stored, found by facts, by time and by duration.
+
+The columns that say what a request used are read back into the `EndedRequest` of which
+`app.usage.records` made the row.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, and_, or_, select
+
+from app.database import Database, Lane
+from app.database.schema import usage_records
+from app.telemetry import (
+    GATEWAY_DIGITS,
+    EndedRequest,
+    RequestRecord,
+    arrival_of,
+    timeline_of_text,
+)
+from app.usage.records import NO_ENGINE
+from app.usage.token_usage import Usage
+
+_COLUMNS = usage_records.c
+
+
+class Order(StrEnum):
+    """What comes first in a list of requests."""
+
+    LATEST = "latest"
+    SLOWEST = "slowest"
+
+
+class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects requests that have all of the given facts; None: any."""
+
+    key_id: str | None = None
+    model: str | None = None  # that served it, or that the client asked for
+    request_id: str | None = None  # of the header x-request-id
+    outcome: str | None = None
+    statuses: range | None = None
+    # Of those that have ended: from `since_s`, before `until_s`, in seconds since 1970.
+    since_s: float | None = None
+    until_s: float | None = None
+    slower_than_s: float | None = None
+
+    def selects(self, record: RequestRecord, outcome: str, ended_at: float | None = None) -> bool:
+        """Return whether a request is selected; `ended_at` is None for one in flight."""
+        return (
+            (self.key_id is None or self.key_id == record.key_id)
+            and (self.model is None or self.model in (record.model, record.requested_model))
+            and (self.request_id is None or self.request_id == record.request_id)
+            and (self.statuses is None or record.status in self.statuses)
+            and (self.outcome is None or self.outcome == outcome)
+            and (self.slower_than_s is None or record.total_s > self.slower_than_s)
+            and (self.since_s is None or ended_at is None or ended_at >= self.since_s)
+            and (self.until_s is None or ended_at is None or ended_at < self.until_s)
+        )
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The place of a request in a list: what it is ordered by, in whole units, and its ID."""
+
+    rank: int  # the end in ms since 1970, or the duration in µs
+    id: str
+
+    @classmethod
+    def of(cls, ended: EndedRequest, order: Order) -> "Place":
+        if order is Order.SLOWEST:
+            return cls(round(ended.record.total_s * 1e6), ended.id)
+        return cls(int(ended.ended_at * 1000), ended.id)
+
+    def before(self, other: "Place") -> bool:
+        """Return whether this place comes before another."""
+        return (self.rank, self.id) > (other.rank, other.id)
+
+
+class RequestHistory:
+    """Reads stored requests, of every gateway of the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list(
+        self, chosen: RequestFilter, order: Order, after: Place | None, limit: int
+    ) -> list[EndedRequest]:
+        """Return the first `limit` requests behind a place. Raises DatabaseError."""
+        rank = _COLUMNS.total_ms if order is Order.SLOWEST else _COLUMNS.at_ms
+        query = select(usage_records).where(and_(*_conditions(chosen)))
+        if after is not None:
+            bound = after.rank / 1000 if order is Order.SLOWEST else after.rank
+            same = and_(rank == bound, _COLUMNS.own_id < after.id)
+            # The first condition is what an index serves.
+            query = query.where(rank <= bound, or_(rank < bound, same))
+        query = query.order_by(rank.desc(), _COLUMNS.own_id.desc()).limit(limit)
+        async with self._database.read(Lane.REPORTS) as connection:
+            return [_ended(row) for row in await connection.execute(query)]
+
+    async def find(self, own_id: str, key_id: str | None = None) -> EndedRequest | None:
+        """Return a request by its ID; with `key_id`, only one of that key. Raises DatabaseError."""
+        query = select(usage_records).where(_COLUMNS.own_id == own_id)
+        if key_id is not None:
+            query = query.where(_COLUMNS.key_id == key_id)
+        async with self._database.read(Lane.PAGES) as connection:
+            row = (await connection.execute(query.limit(1))).first()
+        return None if row is None else _ended(row)
+
+
+def _conditions(chosen: RequestFilter) -> Iterator[ColumnElement[bool]]:
+    yield _COLUMNS.own_id.is_not(None)  # of a gateway of a previous version
+    if chosen.key_id is not None:
+        yield _COLUMNS.key_id == chosen.key_id
+    if chosen.model is not None:
+        yield or_(_COLUMNS.model == chosen.model, _COLUMNS.requested_model == chosen.model)
+    if chosen.request_id is not None:
+        yield _COLUMNS.request_id == chosen.request_id
+    if chosen.outcome is not None:
+        yield _COLUMNS.outcome == chosen.outcome
+    if chosen.statuses is not None:
+        yield _COLUMNS.status.between(chosen.statuses.start, chosen.statuses.stop - 1)
+    if chosen.since_s is not None:
+        yield _COLUMNS.at_ms >= int(chosen.since_s * 1000)
+    if chosen.until_s is not None:
+        yield _COLUMNS.at_ms < int(chosen.until_s * 1000)
+    if chosen.slower_than_s is not None:
+        yield _COLUMNS.total_ms > chosen.slower_than_s * 1000
+
+
+def _ended(row: Row[Any]) -> EndedRequest:
+    started = arrival_of(row.own_id)
+    engine = None if row.engine == NO_ENGINE else row.engine
+    usage = Usage(
+        row.prompt_tokens,
+        row.completion_tokens,
+        row.cached_tokens,
+        row.reasoning_tokens,
+        bool(row.estimated),
+    )
+    record = RequestRecord(
+        row.request_id,
+        row.endpoint,
+        "",  # not stored
+        row.status,
+        row.total_ms / 1000,
+        row.key_id,
+        row.model,
+        engine,
+        row.requested_model or row.model,
+        _seconds(row.queue_ms),
+        _seconds(row.ttft_ms),
+        owner=row.owner,
+        usage=None if engine is None else usage,
+        fault=row.fault,
+        error=row.error,
+        client_wait_s=(row.client_wait_ms or 0.0) / 1000,
+        continued=row.continued or 0,
+        recomputed_tokens=row.recomputed_tokens or 0,
+        not_continued=row.not_continued,
+    )
+    timeline = timeline_of_text(row.timeline, started)
+    return EndedRequest(record, timeline, (row.at_ms + 0.5) / 1000, row.own_id[:GATEWAY_DIGITS])
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

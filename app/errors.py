@@ -13,6 +13,7 @@
     │   ├── MissingModel              missing_model
     │   ├── FieldNotAllowed           field_not_allowed
     │   ├── MediaNotAllowed           media_not_allowed
+    │   ├── OutputTooLong             context_length_exceeded
     │   └── InvalidConfiguration      invalid_configuration (reload)
     ├── RequestTimeout            408 request_timeout
     ├── Conflict                  409 conflict (admin routes only)
@@ -206,6 +207,16 @@ class MediaNotAllowed(BadRequest):
     """The body has a media URL that engines are not allowed to fetch."""
 
     code = "media_not_allowed"
+
+
+class OutputTooLong(BadRequest):
+    """The answer may be longer than the model's context; `param` names the field."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class InvalidConfiguration(BadRequest):

@@ -116,6 +116,7 @@ class ModelDeployment:
             isolation=settings.isolation,
             media_domains=frozenset(settings.media.domains),
             stores_responses=settings.stores_responses,
+            both_reasoning_fields=settings.reasoning_field == "both",
             created=self.created,
             load_wait_s=settings.load_wait_s,
             max_waiting=settings.queue.max_waiting,

@@ -9,8 +9,9 @@ import os
 import msgspec
 
 from app.continuation import Recording
+from app.relay.reasoning_field import BothFieldsMeter
 from app.relay.request_context import RequestContext
-from app.request_body import ABSENT, COMPLETIONS, BodyPlan, as_bool
+from app.request_body import ABSENT, CHAT, COMPLETIONS, BodyPlan, as_bool, is_form, is_json
 from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 
@@ -55,11 +56,17 @@ class EngineCall(msgspec.Struct, frozen=True):
         """True if the client asked for bytes without their metadata."""
         return self.plan is not None and self.plan.rewrite.withhold_metadata
 
+    def has_both_fields(self, endpoint: str) -> bool:
+        """Return whether the client gets `reasoning_content` beside `reasoning`."""
+        plan = self.plan
+        return plan is not None and plan.model.both_reasoning_fields and endpoint == CHAT
+
     def meter(self, endpoint: str) -> StreamMeter:
         """Return a meter for the stream."""
         if (plan := self.plan) is None:
             return StreamMeter()
-        meter = StreamMeter(
+        kind = BothFieldsMeter if self.has_both_fields(endpoint) else StreamMeter
+        meter = kind(
             withhold=plan.rewrite.withhold_usage,
             one_choice=plan.rewrite.one_choice,
             has_logprobs=any(plan.value(name) not in NO_LOGPROBS for name in LOGPROBS),
@@ -113,8 +120,12 @@ def build_engine_request(
     if exchange.query:
         target += "?" + exchange.query.decode("latin-1")
     headers = [(b"x-request-id", engine_id.encode())]
-    # Of several content types the one by which the gateway parsed; vLLM would take another.
-    if content_type := by_name.get(b"content-type"):
+    # Of several content types the one by which the gateway parsed; vLLM would take another. What
+    # is no form was parsed as JSON: `curl -d` calls it a form of another kind.
+    content_type = by_name.get(b"content-type", b"")
+    if body and not is_json(content_type) and not is_form(content_type):
+        content_type = b"application/json"
+    if content_type:
         headers.append((b"content-type", content_type))
     trace_headers = request.timeline.trace_headers()
     forwarded = _FORWARDED_TRACED if trace_headers else _FORWARDED

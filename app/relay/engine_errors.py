@@ -1,4 +1,7 @@
-"""An engine's own errors, translated between the dialects of OpenAI and Anthropic."""
+"""An engine's own errors, translated into the dialect of OpenAI or Anthropic.
+
+vLLM's errors look like OpenAI's, but their `type` is a Python class and their `code` the status.
+"""
 
 import re
 
@@ -24,6 +27,11 @@ ANTHROPIC_TYPES = {
     529: "overloaded_error",
 }
 _KNOWN_TYPES = {*ANTHROPIC_TYPES.values(), "authentication_error", "permission_error"}
+# OpenAI's API reference; an error with any other type is not in its dialect.
+_OPENAI_TYPES = {
+    "invalid_request_error", "rate_limit_error", "insufficient_quota", "server_error",
+    "authentication_error", "permission_error", "not_found_error",
+}  # fmt: skip
 # vLLM 0.32's words for a prompt that is too long (renderers/params.py, input_processor.py,
 # serve/utils/api_utils.py), and those of earlier versions.
 _TOO_LONG = tuple(
@@ -48,6 +56,7 @@ class _Error(msgspec.Struct):
     message: str | None = None
     type: str | None = None
     param: str | None = None
+    code: str | int | None = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -85,8 +94,8 @@ def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
     """Return an engine's error object in a dialect; None: it is already, or is no error object.
 
     vLLM refuses some requests to /v1/messages in OpenAI's form, and a server that speaks
-    Anthropic's may stand behind an OpenAI path. The message is the engine's own, except where a
-    prompt is too long for an Anthropic client.
+    Anthropic's may stand behind an OpenAI path. The message and the name of the parameter are the
+    engine's own, except where a prompt is too long for an Anthropic client.
     """
     if len(body) > ERROR_BYTES:
         return None
@@ -107,7 +116,22 @@ def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
         kind = ANTHROPIC_TYPES.get(status, fallback)
         error = {"type": kind, "message": too_long or message}
         return msgspec.json.encode({"type": "error", "error": error})
-    if not anthropic:
+    error_object = parsed.error or _Error()
+    if not anthropic and kind in _OPENAI_TYPES and not isinstance(error_object.code, int):
         return None
-    error_object = {"message": message, "type": kind, "param": None, "code": status}
-    return msgspec.json.encode({"error": error_object})
+    code = error_object.code if isinstance(error_object.code, str) else None
+    if code is None and describe_too_long(message) is not None:
+        code = "context_length_exceeded"
+    told = {
+        "message": message,
+        "type": _openai_type(status),
+        "param": error_object.param,
+        "code": code,
+    }
+    return msgspec.json.encode({"error": told})
+
+
+def _openai_type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

@@ -66,6 +66,8 @@ class ModelRequest(msgspec.Struct, eq=False):
         """
         model, admission, planned_at = plan.model, self.services.admission, self.planned_at
         self.planned_at = 0.0
+        if model.on_demand and not model.ready:
+            plan.check_output_fits(self.request.endpoint.label)  # not after a load
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
         with await self._lease(model, chain) if model.on_demand else _NO_LEASE as lease:

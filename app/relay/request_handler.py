@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from time import perf_counter
 
 from app.asgi import ClientExchange
-from app.errors import GatewayError
+from app.errors import BadRequest, GatewayError
 from app.limits import LimitDecision, LimitRequest
 from app.relay.billing import Reservation
 from app.relay.body_reader import check_size, read_and_scan, read_if_small
@@ -25,6 +25,8 @@ from app.request_body import (
     SMALL_BYTES,
     BodyPlan,
     ParsedBody,
+    is_form,
+    is_json,
     is_quick,
     parse,
     plan_body,
@@ -209,8 +211,21 @@ def _is_quick(exchange: ClientExchange, raw: bytes) -> bool:
     return not exchange.header(b"content-encoding") and is_quick(raw)
 
 
+def _check_content_type(exchange: ClientExchange) -> None:
+    """Raise BadRequest for JSON under another content type, if a browser sent it.
+
+    A page of any site may make a browser send that without asking first, to a gateway without keys
+    too (Fetch standard, "CORS-safelisted request-header"). `curl -d` sends no Origin.
+    """
+    content_type = exchange.header(b"content-type")
+    if is_json(content_type) or is_form(content_type) or not exchange.header(b"origin"):
+        return
+    raise BadRequest("send the header content-type: application/json")
+
+
 def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:
     """Return the plan for the model that a body names. Raises GatewayError."""
+    _check_content_type(request.exchange)
     endpoint = request.endpoint
     binding = services.bindings.find(request.principal, body.model, endpoint, services.bounds)
     model, request.binding = binding.model, binding

@@ -8,6 +8,7 @@ from app.asgi import ClientExchange, Headers
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.engine_call import CallResult, EngineCall
 from app.relay.engine_errors import translate_error, with_own_count
+from app.relay.reasoning_field import with_reasoning_content
 from app.relay.request_context import RequestContext
 from app.relay.stream_errors import engine_error_event, error_event
 from app.usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
@@ -110,13 +111,13 @@ async def forward_plain(
     if status >= 400:
         if status == 404 and body == NO_ROUTE:
             raise NotRouted
-        before = len(body)
-        body = with_own_count(body, call.members)
-        body = translate_error(body, status, exchange.dialect) or body
-        if len(body) != before:
-            length = (b"content-length", b"%d" % len(body))
-            headers = [*(pair for pair in headers if pair[0] != b"content-length"), length]
+        told = with_own_count(body, call.members)
+        told = translate_error(told, status, exchange.dialect) or told
+        headers, body = _of_length(headers, body, told), told
     result.usage = read_usage(body) or head.usage
+    if call.has_both_fields(request.endpoint.label):
+        both = with_reasoning_content(body)
+        headers, body = _of_length(headers, body, both), both
     if exchange.streaming:
         # A keep-alive comment has begun a stream: an error becomes its only event.
         if status < 400:
@@ -125,6 +126,14 @@ async def forward_plain(
         await exchange.send_body(engine_error_event(body, request), more=False)
     else:
         await exchange.send_response(status, headers, body)
+
+
+def _of_length(headers: Headers, before: bytes, after: bytes) -> Headers:
+    """Return the headers of a body that was changed."""
+    if len(before) == len(after):
+        return headers
+    length = (b"content-length", b"%d" % len(after))
+    return [*(pair for pair in headers if pair[0] != b"content-length"), length]
 
 
 async def _forward_large(

@@ -62,7 +62,7 @@ def engine_error_event(body: bytes, request: RequestContext) -> bytes:
             error = _engine_error.decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             error = _EngineError(message="the engine refused the request")
-        code = error.type or str(error.code)
+        code = error.code if isinstance(error.code, str) else error.type or str(error.code)
         return _failed_response(code, error.message or code, request)
     dialect: Dialect = request.exchange.dialect
     return as_event(body, dialect)

@@ -6,11 +6,19 @@ for one model what changes in the body (`rewrite`, `field_rules`, `cache_salts`,
 `BodyMemory` bounds the bytes of all bodies in memory. Nothing here knows a service or a socket.
 """
 
-from app.request_body.body import SLICE_BYTES, BodyScan, ParsedBody, is_form, is_quick, parse
+from app.request_body.body import (
+    SLICE_BYTES,
+    BodyScan,
+    ParsedBody,
+    is_form,
+    is_json,
+    is_quick,
+    parse,
+)
 from app.request_body.body_memory import SMALL_BYTES, BodyMemory, BodyMemoryBounds, HeldBody
 from app.request_body.cache_salts import CacheSalts
 from app.request_body.content_coding import JsonText, decoder_of
-from app.request_body.endpoint import COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
 from app.request_body.field_rules import FieldRuleCache
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
@@ -19,6 +27,7 @@ from app.request_body.token_cost import reserved_tokens
 
 __all__ = [
     "ABSENT",
+    "CHAT",
     "COMPLETIONS",
     "RESPONSES",
     "SLICE_BYTES",
@@ -37,6 +46,7 @@ __all__ = [
     "as_bool",
     "decoder_of",
     "is_form",
+    "is_json",
     "is_quick",
     "new_response_id",
     "parse",

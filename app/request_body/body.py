@@ -167,6 +167,13 @@ def is_form(content_type: bytes) -> bool:
     )
 
 
+def is_json(content_type: bytes) -> bool:
+    """Return whether a content type says JSON in the form that vLLM accepts."""
+    return content_type == b"application/json" or (
+        content_type.partition(b";")[0].lower() == b"application/json"
+    )
+
+
 def parse(content_type: bytes, raw: bytes) -> ParsedBody:
     """Parse a quick body. Raises InvalidJson, MissingModel, BadRequest."""
     if is_form(content_type):

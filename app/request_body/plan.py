@@ -2,6 +2,7 @@
 
 import msgspec
 
+from app.errors import OutputTooLong
 from app.request_body.body import ParsedBody, check_media
 from app.request_body.endpoint import MESSAGES, RESPONSES
 from app.request_body.field_rules import FieldRules
@@ -47,6 +48,19 @@ class BodyPlan(msgspec.Struct, frozen=True):
     def is_true(self, name: str) -> bool:
         """Return whether the engine reads a member as true."""
         return as_bool(self.rewrite.value(self.body, name)) is True
+
+    def check_output_fits(self, label: str) -> None:
+        """Raise BadRequest if the answer may be longer than the model's context, where known."""
+        if (most := self.model.max_model_len) is None:
+            return
+        for name in OUTPUT_FIELDS.get(label, ()):
+            asked = self.value(name)
+            if asked.isdigit() and int(asked[:18]) >= most:
+                raise OutputTooLong(
+                    f"{name} is {asked[:18].decode()}, and the model's context has {most} tokens, "
+                    "prompt and answer together",
+                    name,
+                )
 
     def elastic_tokens(self, label: str) -> tuple[int, int] | None:
         """Return the least and the most that the request takes; None: its output is limited."""

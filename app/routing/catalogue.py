@@ -62,6 +62,8 @@ class Model:
     isolation: Literal["key", "owner", "none"] = "key"
     media_domains: frozenset[str] = frozenset()
     stores_responses: bool = False
+    # Chat completions have `reasoning_content` beside `reasoning`.
+    both_reasoning_fields: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     # Timeout of a request that waits for its engines to start or load, and the queue's bound.
     load_wait_s: float = 300.0

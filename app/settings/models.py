@@ -128,6 +128,12 @@ class ModelSettings(SpecModel):
         description="Allow store, background and previous_response_id in /v1/responses. Requires "
         "engines with VLLM_ENABLE_RESPONSES_API_STORE=1.",
     )
+    reasoning_field: Literal["reasoning", "both"] = Field(
+        "reasoning",
+        description="Name of the reasoning in /v1/chat/completions. reasoning: as vLLM sends it, "
+        "byte for byte; both: also as reasoning_content, for clients written for DeepSeek's API or "
+        "an earlier vLLM. The response is then no longer the engine's own bytes.",
+    )
     limits: LimitSettings = Field(
         NO_LIMITS, description="Limits of the model for all keys together."
     )

@@ -16,7 +16,8 @@ VOLATILE = re.compile(rb'"(id|created|created_at|request_id)":\s*("[^"]*"|\d+)')
 
 
 def chat(question: str = "Hello!", **fields: Any) -> dict[str, Any]:
-    return {"model": "demo", "messages": [{"role": "user", "content": question}], **fields}
+    messages = [{"role": "user", "content": question}]
+    return {"model": "demo", "messages": messages, **fields}
 
 
 HEADERS = ("-H", f"Authorization: Bearer {KEY}", "-H", "Content-Type: application/json")
@@ -110,6 +111,11 @@ def test_raw_socket_reads_the_stream_in_chunks(gateway: Deployment) -> None:
     assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
+# A PNG of one pixel.
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
+)
+IMAGE = {"url": f"data:image/png;base64,{PIXEL}"}
 SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", chat()),
     ("/v1/chat/completions", chat(stream=True)),
@@ -119,7 +125,6 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", chat(stream=True, stream_options={"include_usage": False})),
     ("/v1/chat/completions", chat(stream=True, stream_options={"continuous_usage_stats": True})),
     ("/v1/chat/completions", chat(stream=True, n=2, temperature=1.0, seed=7, max_tokens=20)),
-    ("/v1/chat/completions", chat(stream=True, stream_options="usage")),
     ("/v1/completions", {"model": "demo", "prompt": "Once upon a time", "stream": True}),
     ("/v1/completions", {"model": "demo", "prompt": ["Once upon", "a time"], "stream": True}),
     ("/v1/messages", chat(max_tokens=100)),
@@ -127,9 +132,13 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages/count_tokens", chat()),
     ("/tokenize", {"model": "demo", "prompt": "Hello!"}),
     ("/detokenize", {"model": "demo", "tokens": [1, 2, 3]}),
-    ("/v1/chat/completions", chat(temperature=9)),
-    ("/v1/chat/completions", chat(max_tokens=999_999)),
-    ("/v1/chat/completions", {"model": "demo", "messages": "no list"}),
+]
+REFUSED: list[dict[str, Any]] = [
+    chat(temperature=9),
+    chat(max_tokens=999_999),
+    chat(stream=True, stream_options="usage"),
+    {"model": "demo", "messages": "no list"},
+    chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": IMAGE}]}]),
 ]
 
 
@@ -152,6 +161,21 @@ def test_answer_is_the_engines_own_byte_for_byte(
         if bytes_of[0] == bytes_of[1]:
             return
     assert bytes_of[0] == bytes_of[1]
+
+
+@pytest.mark.parametrize("body", REFUSED, ids=range(len(REFUSED)))
+def test_refusal_has_the_engines_words_in_openais_shape(
+    gateway: Deployment, body: dict[str, Any]
+) -> None:
+    with gateway.client() as through, gateway.engine() as direct:
+        ours = through.post("/v1/chat/completions", json=body)
+        theirs = direct.post("/v1/chat/completions", json=body)
+    assert ours.status_code == theirs.status_code == 400
+    error, own = ours.json()["error"], theirs.json()["error"]
+    assert error["message"] == own["message"]
+    assert error["param"] == own["param"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] in (None, "context_length_exceeded")
 
 
 def test_an_endpoint_that_the_model_does_not_serve_is_named(gateway: Deployment) -> None:

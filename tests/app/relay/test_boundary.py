@@ -1,6 +1,7 @@
 """The boundary between client and engine: IDs, headers, errors, media, disabled keys."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -44,6 +45,33 @@ class TestHeaders:
         posted = next(seen for seen in fake.seen if seen.method == "POST")
         received = [value for name, value in posted.headers if name == "content-type"]
         assert received == ["application/json"]
+
+    @pytest.mark.parametrize(
+        "content_type", [None, "application/x-www-form-urlencoded", "text/plain;charset=UTF-8"]
+    )
+    async def test_json_without_its_content_type_is_json_to_the_engine(
+        self, gateway: Gateway, fake: Fake, content_type: str | None
+    ) -> None:
+        headers = {} if content_type is None else {"content-type": content_type}
+        answer = await gateway.client.post(
+            "/v1/chat/completions", content=json.dumps(CHAT), headers=headers
+        )
+        assert answer.status_code == 200
+        assert fake.seen[-1].header("content-type") == "application/json"
+
+    async def test_browser_must_name_the_content_type_of_json(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
+        headers = {"content-type": "text/plain", "origin": "https://elsewhere.example"}
+        before = len(fake.seen)
+        for kind, status in (("text/plain", 400), ("application/json; charset=utf-8", 200)):
+            answer = await gateway.client.post(
+                "/v1/chat/completions",
+                content=json.dumps(CHAT),
+                headers={**headers, "content-type": kind},
+            )
+            assert answer.status_code == status
+        assert len(fake.seen) == before + 1
 
     async def test_response_headers_of_an_engine_are_allow_listed(self, gateway: Gateway) -> None:
         answer = await gateway.chat(fake="headers")

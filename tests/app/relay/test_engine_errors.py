@@ -49,7 +49,32 @@ def test_prompt_that_is_too_long_is_told_in_anthropics_words(message: str, token
             "type": "error",
             "error": {"type": "invalid_request_error", "message": said},
         }
-    assert translate_error(openai.encode(), 400, Dialect.OPENAI) is None, "OpenAI's is its own"
+    told = translate_error(openai.encode(), 400, Dialect.OPENAI)
+    assert told is not None
+    assert json.loads(told)["error"] == {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "context_length_exceeded",
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (429, "rate_limit_error"), (500, "server_error")],
+)
+def test_vllms_error_has_openais_type_and_no_number_as_code(status: int, kind: str) -> None:
+    error = {"message": "no", "type": "BadRequestError", "param": "max_tokens", "code": status}
+    told = translate_error(json.dumps({"error": error}).encode(), status, Dialect.OPENAI)
+    assert told is not None
+    assert json.loads(told) == {
+        "error": {"message": "no", "type": kind, "param": "max_tokens", "code": None}
+    }
+
+
+def test_error_in_openais_shape_stays_as_it_is() -> None:
+    error = {"message": "no", "type": "invalid_request_error", "code": "string_above_max_length"}
+    assert translate_error(json.dumps({"error": error}).encode(), 400, Dialect.OPENAI) is None
 
 
 def translated(body: str, status: int) -> Any:

@@ -198,6 +198,18 @@ async def test_gateway_is_ready_again_after_the_backoff_of_a_failed_load(
                 await asyncio.sleep(0.01)
 
 
+async def test_answer_longer_than_the_context_is_refused_before_a_load(tmp_path: Path) -> None:
+    async with serving(model(args={"max-model-len": 512}), tmp_path=tmp_path) as gateway:
+        assert (await gateway.chat()).status_code == 200  # the context is known from now on
+        await gateway.state.loader.unload("demo")
+        answer = await gateway.chat(max_tokens=100_000)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+        assert residency(gateway) is Residency.UNLOADED
+        assert starts(tmp_path) == 1
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_slow_load_is_503_with_retry_after(tmp_path: Path, path: str) -> None:
     stuck = model(args={"fake-start": "hang"}, load_wait_s=0.05)

@@ -197,7 +197,9 @@ async def test_comment_is_not_sent_inside_an_event(before_puppet: Gateway, puppe
     assert without_comments(answer.body) == EVENT * 2
 
 
-OPENAI_REFUSAL = b'{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}'
+OPENAI_REFUSAL = (
+    b'{"error":{"message":"no","type":"invalid_request_error","param":null,"code":null}}'
+)
 ANTHROPIC_REFUSAL = b'{"type":"error","error":{"type":"invalid_request_error","message":"no"}}'
 
 

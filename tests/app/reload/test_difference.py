@@ -278,7 +278,8 @@ def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]
 
 # One of these is another valid value of any setting, whatever its type.
 CANDIDATES: tuple[object, ...] = (
-    1, 2, "x", "auto", "on_demand", "open", "owner", "session", "json", "debug", False, True,
+    1, 2, "x", "auto", "both", "on_demand", "open", "owner", "session", "json", "debug", False,
+    True,
     ["x"], [0.5], {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
     {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
 )  # fmt: skip

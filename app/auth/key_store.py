@@ -27,7 +27,7 @@ from app.auth.keys import (
 )
 from app.auth.principal import Owner, Role
 from app.auth.validation import KeyChanges, KeyFields
-from app.database import AsyncConnection, Database
+from app.database import AsyncConnection, Database, Lane
 from app.database.schema import api_keys, owners, revision
 from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
 
@@ -221,11 +221,12 @@ class KeyStore:
         version = await self._database.version()
         if seen is not None and self._last_read == (version, seen):
             return seen, {}
-        ((number,),) = await self._database.fetch(select(revision.c.value))
+        ((number,),) = await self._database.fetch(select(revision.c.value), Lane.BACKGROUND)
         changed: dict[str, Change] = {}
         if seen is not None and number > seen:
             query = select(api_keys.c.id, *_CHANGE).where(api_keys.c.revision > seen)
-            for row in await self._database.fetch(query):  # perhaps newer ones too
+            # Perhaps newer ones too.
+            for row in await self._database.fetch(query, Lane.BACKGROUND):
                 changed[row.id] = Change(
                     row.revision, row.deleted_ms is not None, row.cut_ms, row.changed_by
                 )
@@ -242,9 +243,8 @@ class KeyStore:
         query = select(api_keys.c.id).where(_EXISTS).order_by(api_keys.c.id).limit(_PAGE)
         page = [""]
         while page and len(found) <= limit:
-            page = [
-                row.id for row in await self._database.fetch(query.where(api_keys.c.id > page[-1]))
-            ]
+            following = query.where(api_keys.c.id > page[-1])
+            page = [row.id for row in await self._database.fetch(following, Lane.BACKGROUND)]
             found.update(page)
         return found if len(found) <= limit else None
 
@@ -273,7 +273,7 @@ class KeyStore:
         )
         # Always in the same order, so that two gateways cannot deadlock.
         rows = [{"key": key_id, "used": used_ms[key_id]} for key_id in sorted(used_ms)]
-        async with self._database.write() as connection:
+        async with self._database.write(Lane.BACKGROUND) as connection:
             await connection.execute(statement, rows)
 
     def _cut(self, now: bool) -> dict[str, int]:

@@ -30,14 +30,14 @@ from app.database.errors import (
     NewerDatabase,
     translate,
 )
-from app.database.lanes import CONNECTIONS, Lane, LaneSlots
+from app.database.lanes import CONNECT_PATIENCE, CONNECTIONS, Lane, LaneSlots
 from app.database.migrate import NewerTables, is_current, is_made, upgrade
 from app.database.sqlite_file import make_private
 from app.deadline import deadline
 
 log = logging.getLogger(__name__)
 
-# Maximum duration of a transaction, in which a connection may be opened.
+# Maximum duration of a transaction, in which a connection may be opened; times `Lane.patience`.
 DEADLINE_S = 2.0
 # A migration may rewrite a table.
 MIGRATION_DEADLINE_S = 600.0
@@ -182,15 +182,15 @@ class Database:
         self._threads.add(thread)
         return connection
 
-    async def fetch(self, query: Select[Any]) -> Sequence[Any]:
-        """Return the rows of one query that requests wait for. Raises DatabaseError.
+    async def fetch(self, query: Select[Any], lane: Lane = Lane.REQUESTS) -> Sequence[Any]:
+        """Return the rows of one short query. Raises DatabaseError.
 
         On SQLite it takes one visit to a thread, where a transaction of `read` makes a dozen: each
         takes two turns of the event loop, which may be busy.
         """
         requests = self._requests
         if requests is None:
-            async with self.read(Lane.REQUESTS) as connection:
+            async with self.read(lane) as connection:
                 return list(await connection.execute(query))
         self._require_tables()
 
@@ -198,7 +198,7 @@ class Database:
             with requests.connect() as connection:
                 return list(connection.execute(query))
 
-        async with self._translated(self._deadline_s):
+        async with self._translated(self._deadline_s * lane.patience):
             return await asyncio.get_running_loop().run_in_executor(self._fetching, run)
 
     @contextlib.asynccontextmanager
@@ -228,7 +228,8 @@ class Database:
             if self._abandoned:
                 raise DatabaseUnavailable("the database opens no connection") from None
             raise
-        async with self._translated(self._deadline_s), contextlib.AsyncExitStack() as stack:
+        deadline_s = self._deadline_s * lane.patience
+        async with self._translated(deadline_s), contextlib.AsyncExitStack() as stack:
             stack.callback(slots.release)
             yield await self._open(engine, stack)
 
@@ -311,7 +312,7 @@ def make_engine(url: str, deadline_s: float = DEADLINE_S) -> AsyncEngine:
             "pool_timeout": deadline_s,
             "pool_pre_ping": True,  # a connection may have died with its server
             "connect_args": {
-                "timeout": deadline_s,
+                "timeout": deadline_s * CONNECT_PATIENCE,
                 "command_timeout": MIGRATION_DEADLINE_S,
                 # A gateway that vanished must not keep rows locked.
                 "server_settings": {"idle_in_transaction_session_timeout": "10s"},

@@ -11,16 +11,29 @@ from enum import Enum
 from app.database.errors import DatabaseBusy
 from app.deadline import deadline
 
+# A transaction takes five to twenty round trips to PostgreSQL: one that takes a second for each is
+# slow, but no outage.
+PATIENCE = 15
+# The same for a new connection, which takes up to ten round trips.
+CONNECT_PATIENCE = 5
+
 
 class Lane(Enum):
-    """A kind of work: the number of its connections, and the longest wait for one in seconds."""
+    """A kind of work: its connections, the longest wait for one in seconds, and `patience`."""
 
-    # Keys, budgets, the ledger, stored responses: what requests of clients wait for.
-    REQUESTS = (6, 2.0)
+    # Lookups of keys, budgets, stored responses: what requests of clients wait for.
+    REQUESTS = (6, 2.0, 1)
+    # The ledger and changes of keys, for which no request waits.
+    BACKGROUND = (2, 2.0, PATIENCE)
     # Pages of the console, /admin and commands.
-    PAGES = (2, 2.0)
+    PAGES = (2, 2.0, 1)
     # Sums over many days.
-    REPORTS = (2, 1.0)
+    REPORTS = (2, 1.0, 1)
+
+    @property
+    def patience(self) -> int:
+        """The deadline of a transaction, in multiples of that for which a request waits."""
+        return self.value[2]
 
 
 CONNECTIONS = sum(lane.value[0] for lane in Lane)
@@ -30,7 +43,7 @@ class LaneSlots:
     """The free connections of one lane."""
 
     def __init__(self, lane: Lane) -> None:
-        connections, self._wait_s = lane.value
+        connections, self._wait_s, _ = lane.value
         self._free = asyncio.Semaphore(connections)
 
     async def acquire(self) -> None:

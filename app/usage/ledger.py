@@ -276,7 +276,7 @@ class Ledger:
         if not batch.records:
             return
         sums = DailySums()
-        async with self._database.write(Lane.REQUESTS) as connection:
+        async with self._database.write(Lane.BACKGROUND) as connection:
             if batch.tried and await self._is_stored(connection, batch):
                 return
             batch.tried = True
@@ -293,7 +293,7 @@ class Ledger:
         groups = deque(records[at : at + GROUP] for at in range(0, len(records), GROUP))
         reason: Exception | None = None
         tries = 0
-        async with self._database.write(Lane.REQUESTS) as connection:
+        async with self._database.write(Lane.BACKGROUND) as connection:
             while groups:
                 group = groups.popleft()
                 tries += 1

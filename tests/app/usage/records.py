@@ -89,11 +89,11 @@ class Faulty(Database):
     # How many commits will be done and then not heard of.
     unheard = 0
 
-    async def fetch(self, query: Select[Any]) -> Sequence[Any]:
+    async def fetch(self, query: Select[Any], lane: Lane = Lane.REQUESTS) -> Sequence[Any]:
         self.reads += self.dialect == "sqlite" or self.down  # else it is a read
         if self.down:
             raise DatabaseUnavailable("the database does not answer: it is down")
-        return await super().fetch(query)
+        return await super().fetch(query, lane)
 
     @asynccontextmanager
     async def read(self, lane: Lane = Lane.PAGES) -> AsyncIterator[AsyncConnection]:

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
-from app.database import Database
+from app.auth import KeyStore
+from app.database import Database, DatabaseUnavailable
 from app.database.schema import usage_records
 from app.errors import ServiceUnavailable
 from app.telemetry.metrics import Metrics
@@ -18,6 +20,8 @@ from app.usage.ledger import Ledger
 from app.usage.token_usage import Usage
 from tests.app.usage.records import budgeted, ledger_for, opened, record, rows, totals
 from tests.services import PostgresServer
+from tests.slow_link import slow_link
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
@@ -119,6 +123,31 @@ class TestPostgres:
         added = await self.load_through(ledger, faults)
         await self.check(database, ledger, metrics, added)
         assert running.cancelled()
+
+    async def test_slow_server_delays_usage_and_changes_of_keys_only(
+        self, own_postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Each answer takes a part of the deadline, and a transaction five answers at least."""
+        metrics = Metrics()
+        async with (
+            slow_link(own_postgres.port) as link,
+            opened(link.url("postgres"), deadline_s=0.5) as database,
+        ):
+            ledger = ledger_for(database, metrics)
+            running = asyncio.create_task(ledger.run())
+            link.delay_s = 0.2
+            for number in range(200):
+                ledger.add(record(request_id=str(number)))
+            await wait_until(lambda: ledger.written == 1)
+            await KeyStore(database).changed_since(None)
+            with pytest.raises(DatabaseUnavailable):  # what a request waits for
+                await database.fetch(select(usage_records.c.id).limit(1))
+            link.delay_s = 0
+            await ledger.close()
+            assert running.cancelled()
+            assert (await totals(database))["requests"] == 200
+        assert metrics.registry.get_sample_value("gateway_ledger_errors_total") == 0
+        assert not caplog.messages
 
     async def test_hanging_server_does_not_delay_shutdown(
         self, database: Database, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch

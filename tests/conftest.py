@@ -68,18 +68,21 @@ LONGEST = (
 
 
 def engine_of(nodeid: str) -> str:
-    """Return what tests of one engine have in common: `gateway`, a class or a module."""
+    """Return what tests of one engine have in common: `gateway`, `ray`, a class or a module."""
     if nodeid.startswith(ON_SHARED):
         return "gateway"
+    if nodeid.startswith("tests/engines/ray/"):
+        return "ray"  # they share a cluster
     return nodeid.partition("[")[0].rpartition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give all tests of an engine to one worker: xdist 3.8 reads no groups with pytest 9.2."""
-    if config.getvalue("dist") != "loadgroup":
+    if (dist := config.getvalue("dist")) not in ("loadgroup", "loadscope"):
         return None
-    config.option.loadscopereorder = False  # the longest come first
+    if dist == "loadgroup":
+        config.option.loadscopereorder = False  # the longest come first
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = engine_of
     return scheduler

@@ -274,15 +274,25 @@ def ray_subject(engine: RayEngine) -> Subject:
     return Subject(engine, Address(host, int(port)), (key,))
 
 
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def fake_on_ray(
+    ray_nodes: clusters.Nodes, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RayEngine]:
+    run_dir = tmp_path_factory.mktemp("run")
+    engine = clusters.build(Cluster(ray_nodes.address, "contract", run_dir), run_dir, name="e")
+    yield engine
+    await engine.stop(0.0)
+
+
 @pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="class")
 class TestRayOnAFake(EndingContract):
-    @pytest.fixture
-    async def subject(self, ray_nodes: clusters.Nodes, tmp_path: Path) -> AsyncIterator[Subject]:
-        cluster = Cluster(ray_nodes.address, "contract", tmp_path)
-        engine = clusters.build(cluster, tmp_path, name="e")
-        await ready(engine)
-        yield ray_subject(engine)
-        await engine.stop(0.0)
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def subject(self, fake_on_ray: RayEngine) -> Subject:
+        if fake_on_ray.state is EngineState.DRAINING:
+            await fake_on_ray.stop(0.0)
+        await ready(fake_on_ray)
+        return ray_subject(fake_on_ray)
 
 
 class TestRemoteOnAFake(EndingContract):

@@ -34,12 +34,16 @@ class Nodes:
     """A running cluster of a head without slots; every other node has one."""
 
     def __init__(self) -> None:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("ignore")
+            from ray._private.node import Node
             from ray.cluster_utils import Cluster as RayNodes
 
+            # The gateway uses none of them: the dashboard's server, which Ray starts even without
+            # a dashboard, the autoscaler and what collects logs take 3 s of CPU to start.
+            patch.setattr(Node, "start_api_server", lambda *_, **__: None)
             # Without CPUs, Ray starts no workers there in advance.
-            head = {**_size(slots=0), "num_cpus": 0}
+            head = {**_size(slots=0), "num_cpus": 0, "no_monitor": True}
             self._cluster = RayNodes(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
 
@@ -74,6 +78,7 @@ def _size(slots: int) -> dict[str, Any]:
         "resources": {SLOT: slots} if slots else {},
         "object_store_memory": STORE_BYTES,
         "include_dashboard": False,
+        "include_log_monitor": False,
     }
 
 

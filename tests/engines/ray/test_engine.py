@@ -1,13 +1,14 @@
 """Engines on a real Ray cluster of two nodes, with fake vLLM servers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import pytest_asyncio
 
 from engines.base import EngineNotReady, EngineState
 from engines.ray import Cluster, RayEngine, host
@@ -21,14 +22,6 @@ S = EngineState
 PATIENCE_S = 60.0
 Connect = Callable[..., Cluster]
 Make = Callable[..., RayEngine]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with ray_nodes() as running:
-        running.add()
-        running.add()
-        yield running
 
 
 @pytest.fixture
@@ -77,30 +70,82 @@ async def fault_of(engine: RayEngine) -> str:
     return str(raised.value)
 
 
-async def test_engine_serves_with_a_key_of_its_own_and_stops(make: Make, tmp_path: Path) -> None:
-    engine = make()
+def connectors() -> list[psutil.Process]:
+    """Return the connectors of this process that run."""
+    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in alive if "engines.ray.connector" in one.cmdline()]
+
+
+@pytest.fixture(scope="class")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def engine(nodes: Nodes, run_dir: Path) -> AsyncIterator[RayEngine]:
+    cluster = Cluster(nodes.address, "test", run_dir / "gateway")
+    engine = build(cluster, run_dir, args={"fake-children": True})
     await ready(engine)
-    assert await ask(engine) == 200
-    processes = family(engine.pid)
-    variables = processes[1].environ()
-    arguments = " ".join(word for one in processes for word in one.cmdline())
-    assert len(variables["VLLM_API_KEY"]) >= 32
-    assert variables["VLLM_API_KEY"] not in arguments
-    assert variables["VLLM_HOST_IP"] in arguments
-    assert not [name for name in variables if name.startswith("RAY_")]
-    assert "OMP_NUM_THREADS" not in variables
-    assert "ray" not in variables.get("LD_PRELOAD", "")
-    assert {process.nice() for process in processes} == {psutil.Process().nice()}
-    server = dict(word.split("=", 1) for word in processes[1].cmdline() if "=" in word)
-    async with httpx.AsyncClient() as anyone:
-        for path in ("health", "metrics", "version", "v1/models"):
-            url = f"http://{server['--host']}:{server['--port']}/{path}"
-            assert (await anyone.get(url)).status_code == 401
-    assert any("API server" in line for line in engine.recent_log())
-    assert (tmp_path / "demo-0" / "engine.log").stat().st_mode & 0o077 == 0
-    await engine.stop(5.0)
-    assert engine.state is S.STOPPED
-    assert gone(processes)
+    yield engine
+    await engine.stop(0.0)
+    await cluster.close()
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestOneEngine:
+    """One engine, which every test leaves serving; the last one stops it."""
+
+    async def test_serves_with_a_key_of_its_own(self, engine: RayEngine, run_dir: Path) -> None:
+        assert await ask(engine) == 200
+        processes = family(engine.pid)
+        variables = processes[1].environ()
+        arguments = " ".join(word for one in processes for word in one.cmdline())
+        assert len(variables["VLLM_API_KEY"]) >= 32
+        assert variables["VLLM_API_KEY"] not in arguments
+        assert variables["VLLM_HOST_IP"] in arguments
+        assert not [name for name in variables if name.startswith("RAY_")]
+        assert "OMP_NUM_THREADS" not in variables
+        assert "ray" not in variables.get("LD_PRELOAD", "")
+        assert {process.nice() for process in processes} == {psutil.Process().nice()}
+        server = dict(word.split("=", 1) for word in processes[1].cmdline() if "=" in word)
+        async with httpx.AsyncClient() as anyone:
+            for path in ("health", "metrics", "version", "v1/models"):
+                url = f"http://{server['--host']}:{server['--port']}/{path}"
+                assert (await anyone.get(url)).status_code == 401
+        assert any("API server" in line for line in engine.recent_log())
+        assert (run_dir / "demo-0" / "engine.log").stat().st_mode & 0o077 == 0
+
+    async def test_serves_on_when_the_connector_is_killed(self, engine: RayEngine) -> None:
+        pid = engine.pid
+        [connector] = connectors()
+        connector.kill()
+        assert await ask(engine) == 200
+        await wait_until(lambda: connectors() not in ([], [connector]), timeout_s=30)
+        assert (engine.state, engine.pid) == (S.READY, pid)
+
+    async def test_killed_server_is_restarted(self, engine: RayEngine) -> None:
+        processes = family(engine.pid)
+        processes[1].kill()
+        await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY, timeout_s=60)
+        assert gone(processes)
+        assert "died while serving" in (engine.last_error or "")
+
+    async def test_killed_actor_takes_its_engine_with_it(self, engine: RayEngine) -> None:
+        processes = family(engine.pid)
+        actor = processes[0].parent()
+        assert actor is not None
+        before = engine.restarts
+        actor.kill()
+        await wait_until(lambda: gone(processes), timeout_s=10)
+        await wait_until(
+            lambda: engine.restarts == before + 1 and engine.state is S.READY, timeout_s=60
+        )
+
+    async def test_stops_with_all_of_its_processes(self, engine: RayEngine) -> None:
+        processes = family(engine.pid)
+        await engine.stop(5.0)
+        assert engine.state is S.STOPPED
+        assert gone(processes)
 
 
 async def test_node_is_lost_and_the_engine_starts_on_the_next(nodes: Nodes, make: Make) -> None:
@@ -170,47 +215,6 @@ async def test_engine_ends_without_its_gateway_unless_it_is_kept(
     processes = family(engine.pid)
     await engine.release()
     await wait_until(lambda: gone(processes), timeout_s=30)
-
-
-def connectors() -> list[psutil.Process]:
-    """Return the connectors of this process that run."""
-    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in alive if "engines.ray.connector" in one.cmdline()]
-
-
-async def test_engine_serves_on_when_the_connector_is_killed(make: Make) -> None:
-    engine = make()
-    await ready(engine)
-    pid = engine.pid
-    [connector] = connectors()
-    connector.kill()
-    assert await ask(engine) == 200
-    await wait_until(lambda: connectors() not in ([], [connector]), timeout_s=30)
-    assert (engine.state, engine.pid) == (S.READY, pid)
-    processes = family(engine.pid)
-    await engine.stop(5.0)
-    assert gone(processes)
-
-
-async def test_killed_engine_is_restarted(make: Make) -> None:
-    engine = make()
-    await ready(engine)
-    processes = family(engine.pid)
-    processes[1].kill()
-    await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY, timeout_s=60)
-    assert gone(processes)
-    assert "died while serving" in (engine.last_error or "")
-
-
-async def test_killed_actor_takes_its_engine_with_it(make: Make) -> None:
-    engine = make(args={"fake-children": True})
-    await ready(engine)
-    processes = family(engine.pid)
-    actor = processes[0].parent()
-    assert actor is not None
-    actor.kill()
-    await wait_until(lambda: gone(processes), timeout_s=10)
-    await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY, timeout_s=60)
 
 
 async def test_faults_of_a_place_are_one_line(

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ START_S = 60.0
 # Another program of the cluster, with a named actor in the gateway's namespace.
 STRANGER = """
 import ray, sys
-ray.init(address=sys.argv[1], namespace="test", log_to_driver=False)
+ray.init(address=sys.argv[1], namespace="strangers", log_to_driver=False)
 
 class Stranger:
     def ping(self):
@@ -31,13 +30,6 @@ for name in ("stranger", "demo-0@blue"):
     one = ray.remote(Stranger).options(name=name, lifetime="detached", num_cpus=0).remote()
     ray.get(one.ping.remote())
 """
-
-
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    with ray_nodes() as running:
-        running.add()
-        yield running
 
 
 def connector() -> psutil.Process:
@@ -52,7 +44,7 @@ async def test_what_others_leave_in_the_namespace_stops_no_engine(
     await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", STRANGER, nodes.address], check=True, timeout=START_S
     )
-    first = Cluster(nodes.address, "test", tmp_path / "gateway")
+    first = Cluster(nodes.address, "strangers", tmp_path / "gateway")
     owner = first.owner
     place = f"old-0.{owner[:16]}.00"
     reserve = protocol.Reserve(place=place, needed={"CPU": 1.0, "slot": 1.0}, nodes=1)
@@ -66,7 +58,7 @@ async def test_what_others_leave_in_the_namespace_stops_no_engine(
     await first.call(reserve)
     connector().kill()
     await first.close()
-    second = Cluster(nodes.address, "test", tmp_path / "gateway")
+    second = Cluster(nodes.address, "strangers", tmp_path / "gateway")
     engine = build(second, tmp_path)
     await engine.ensure_ready(asyncio.get_running_loop().time() + START_S)
     assert await second.call(engines) == ["demo-0"]
@@ -74,20 +66,20 @@ async def test_what_others_leave_in_the_namespace_stops_no_engine(
     await second.close()
 
 
-async def test_engine_can_be_watched_and_stopped_while_the_head_is_away(
-    nodes: Nodes, tmp_path: Path
-) -> None:
-    cluster = Cluster(nodes.address, "test", tmp_path / "gateway")
-    engine = build(cluster, tmp_path)
-    await engine.ensure_ready(asyncio.get_running_loop().time() + START_S)
-    processes, before = family(engine.pid), connector()
-    await asyncio.to_thread(nodes.remove_head)
-    with pytest.raises(ClusterError, match="no answer"):
-        await cluster.call(protocol.ListNodes(), 8.0)
-    assert connector() == before
-    assert engine.state is EngineState.READY
-    async with asyncio.timeout(40):  # of which the head is given eight to take the place back
-        await engine.stop(0.0)
-    assert str(engine.state) == "stopped"
-    await wait_until(lambda: gone(processes))
-    await cluster.close()
+async def test_engine_can_be_watched_and_stopped_while_the_head_is_away(tmp_path: Path) -> None:
+    with ray_nodes() as nodes:
+        nodes.add()
+        cluster = Cluster(nodes.address, "test", tmp_path / "gateway")
+        engine = build(cluster, tmp_path)
+        await engine.ensure_ready(asyncio.get_running_loop().time() + START_S)
+        processes, before = family(engine.pid), connector()
+        await asyncio.to_thread(nodes.remove_head)
+        with pytest.raises(ClusterError, match="no answer"):
+            await cluster.call(protocol.ListNodes(), 8.0)
+        assert connector() == before
+        assert engine.state is EngineState.READY
+        async with asyncio.timeout(40):  # of which the head is given eight to take the place back
+            await engine.stop(0.0)
+        assert str(engine.state) == "stopped"
+        await wait_until(lambda: gone(processes))
+        await cluster.close()

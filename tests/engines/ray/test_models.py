@@ -1,7 +1,7 @@
 """Models whose engines are in a Ray cluster, behind the gateway: loaded on demand, and scaled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,12 @@ import pytest
 
 from app.scaling import policy
 from engines.base import EngineState
-from tests.engines.ray.clusters import LAUNCHER, SLOT, Nodes, ray_nodes
+from tests.engines.ray.clusters import LAUNCHER, SLOT, Nodes
 from tests.gateway import Gateway, running, settings_for
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 START_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with ray_nodes() as found:
-        found.add(slots=2)
-        yield found
 
 
 @asynccontextmanager
@@ -52,7 +45,7 @@ async def test_a_model_on_demand_takes_a_place_only_while_it_is_loaded(
         assert states(one) == [EngineState.READY]
         await one.state.loader.unload("demo")
         assert states(one) == [EngineState.STOPPED]
-        # Both slots of the node are free again.
+        # The slots of both nodes are free again.
         both = {"replicas": 2}
         async with gateway(nodes, tmp_path / "second", engine=both) as other:
             await wait_until(lambda: states(other) == [EngineState.READY] * 2, START_S)

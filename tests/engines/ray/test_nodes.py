@@ -1,13 +1,15 @@
 """Engines over several nodes of a real Ray cluster, with fake vLLM servers as their ranks."""
 
 import asyncio
+import functools
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from engines.base import EngineNotReady, EngineState
 from engines.ray import Cluster, RayEngine, host
@@ -25,14 +27,6 @@ NAMESPACE = "several-nodes"
 Connect = Callable[[], Cluster]
 Make = Callable[..., RayEngine]
 FindRank = Callable[..., list[psutil.Process]]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with ray_nodes() as running:
-        running.add()
-        running.add()
-        yield running
 
 
 @pytest.fixture
@@ -82,95 +76,118 @@ async def fault_of(engine: RayEngine) -> str:
     return str(raised.value)
 
 
+def find_rank(run_dir: Path, number: int, engine: str = "demo-0") -> list[psutil.Process]:
+    """Return a rank of the gateway in a directory: guardian, vLLM and what that has started."""
+    owner = (run_dir / "gateway" / "ray-owner").read_text()
+    directory = _directory(owner, NAMESPACE, actor_name(engine, number)).name
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if directory in [Path(word).name for word in words[2:6]]:
+            return [process, *process.children(recursive=True)]
+    raise AssertionError(f"rank {number} does not run")
+
+
 @pytest.fixture
 def rank(tmp_path: Path) -> FindRank:
-    """Find a rank of the test's gateway: its guardian, its vLLM and what that has started."""
-
-    def find(number: int, engine: str = "demo-0") -> list[psutil.Process]:
-        owner = (tmp_path / "gateway" / "ray-owner").read_text()
-        directory = _directory(owner, NAMESPACE, actor_name(engine, number)).name
-        for process in psutil.process_iter():
-            try:
-                words = process.cmdline()
-            except psutil.Error:
-                continue
-            if directory in [Path(word).name for word in words[2:6]]:
-                return [process, *process.children(recursive=True)]
-        raise AssertionError(f"rank {number} does not run")
-
-    return find
+    """Find a rank of the test's gateway."""
+    return functools.partial(find_rank, tmp_path)
 
 
 def raylet(processes: list[psutil.Process]) -> int:
     return processes[0].parents()[1].pid
 
 
-async def restarted(engine: RayEngine, count: int = 1) -> None:
-    await wait_until(
-        lambda: engine.restarts == count and engine.state is S.READY, timeout_s=PATIENCE_S
-    )
+@pytest.fixture(scope="class")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
 
 
-async def test_ranks_start_on_different_nodes_and_stop_together(
-    rank: FindRank, make: Make, tmp_path: Path
-) -> None:
-    engine = make()
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def engine(nodes: Nodes, run_dir: Path) -> AsyncIterator[RayEngine]:
+    cluster = Cluster(nodes.address, NAMESPACE, run_dir / "gateway")
+    args = {"tensor-parallel-size": 2, "fake-children": True}
+    restart = {"budget": 9, "backoff_s": 0.1, "max_backoff_s": 0.5}
+    engine = build(cluster, run_dir, nodes=2, args=args, restart=restart)
     await ready(engine)
-    assert await ask(engine) == 200
-    first, second = rank(0), rank(1)
-    assert first[1].pid == engine.pid
-    assert raylet(first) != raylet(second)
-    leading, following = first[1].cmdline(), second[1].cmdline()
-    variables = second[1].environ()
-    meeting = [word for word in leading if word.startswith("--master-")]
-    assert meeting[0] == f"--master-addr={variables['VLLM_HOST_IP']}"
-    for words, number in ((leading, 0), (following, 1)):
-        assert {*meeting, "--nnodes=2", f"--node-rank={number}"} <= set(words)
-        assert "--distributed-executor-backend=mp" in words
-    assert "--headless" in following
-    assert "--headless" not in leading
-    assert not [word for word in following if word.startswith(("--host=", "--port="))]
-    assert "VLLM_API_KEY" not in variables
-    assert not [name for name in variables if name.startswith("RAY_")]
-    assert variables["GLOO_SOCKET_IFNAME"] == first[1].environ()["GLOO_SOCKET_IFNAME"]
-    node = variables["VLLM_HOST_IP"]
-    log = tmp_path / "demo-0" / "engine.log"
-    first_words = "(APIServer pid=1) INFO", f"(Worker_TP1 pid=1, ip={node}) INFO"
-
-    def merged() -> bool:
-        lines = log.read_text().splitlines()
-        return all(any(line.startswith(words) for line in lines) for words in first_words)
-
-    await wait_until(merged)
-    await engine.stop(5.0)
-    assert engine.state is S.STOPPED
-    assert gone([*first, *second])
+    yield engine
+    await engine.stop(0.0)
+    await cluster.close()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-async def test_end_of_a_rank_ends_and_restarts_the_engine(
-    rank: FindRank, make: Make, killed: int
-) -> None:
-    engine = make(args={"fake-children": True})
-    await ready(engine)
-    before = [*rank(0), *rank(1)]
-    rank(killed)[1].kill()
-    await restarted(engine)
-    assert gone(before)
-    assert "died while serving on node " in (engine.last_error or "")
-    assert await ask(engine) == 200
+@pytest.mark.asyncio(loop_scope="class")
+class TestOneEngine:
+    """One engine, which every test leaves serving; the last one stops it."""
 
+    @pytest.fixture
+    def rank(self, run_dir: Path) -> FindRank:
+        return functools.partial(find_rank, run_dir)
 
-async def test_end_of_an_actor_ends_and_restarts_the_engine(rank: FindRank, make: Make) -> None:
-    engine = make()
-    await ready(engine)
-    before = [*rank(0), *rank(1)]
-    actor = rank(1)[0].parent()
-    assert actor is not None
-    actor.kill()
-    await restarted(engine)
-    assert gone(before)
-    assert "or its actor there is lost" in (engine.last_error or "")
+    async def test_ranks_start_on_different_nodes(
+        self, rank: FindRank, engine: RayEngine, run_dir: Path
+    ) -> None:
+        assert await ask(engine) == 200
+        first, second = rank(0), rank(1)
+        assert first[1].pid == engine.pid
+        assert raylet(first) != raylet(second)
+        leading, following = first[1].cmdline(), second[1].cmdline()
+        variables = second[1].environ()
+        meeting = [word for word in leading if word.startswith("--master-")]
+        assert meeting[0] == f"--master-addr={variables['VLLM_HOST_IP']}"
+        for words, number in ((leading, 0), (following, 1)):
+            assert {*meeting, "--nnodes=2", f"--node-rank={number}"} <= set(words)
+            assert "--distributed-executor-backend=mp" in words
+        assert "--headless" in following
+        assert "--headless" not in leading
+        assert not [word for word in following if word.startswith(("--host=", "--port="))]
+        assert "VLLM_API_KEY" not in variables
+        assert not [name for name in variables if name.startswith("RAY_")]
+        assert variables["GLOO_SOCKET_IFNAME"] == first[1].environ()["GLOO_SOCKET_IFNAME"]
+        node = variables["VLLM_HOST_IP"]
+        log = run_dir / "demo-0" / "engine.log"
+        first_words = "(APIServer pid=1) INFO", f"(Worker_TP1 pid=1, ip={node}) INFO"
+
+        def merged() -> bool:
+            lines = log.read_text().splitlines()
+            return all(any(line.startswith(words) for line in lines) for words in first_words)
+
+        await wait_until(merged)
+
+    @pytest.mark.parametrize("killed", [0, 1])
+    async def test_end_of_a_rank_ends_and_restarts_the_engine(
+        self, rank: FindRank, engine: RayEngine, killed: int
+    ) -> None:
+        before = [*rank(0), *rank(1)]
+        await self._restarts(engine, rank(killed)[1])
+        assert gone(before)
+        assert "died while serving on node " in (engine.last_error or "")
+
+    async def test_end_of_an_actor_ends_and_restarts_the_engine(
+        self, rank: FindRank, engine: RayEngine
+    ) -> None:
+        before = [*rank(0), *rank(1)]
+        actor = rank(1)[0].parent()
+        assert actor is not None
+        await self._restarts(engine, actor)
+        assert gone(before)
+        assert "or its actor there is lost" in (engine.last_error or "")
+
+    async def test_ranks_stop_together(self, rank: FindRank, engine: RayEngine) -> None:
+        processes = [*rank(0), *rank(1)]
+        await engine.stop(5.0)
+        assert engine.state is S.STOPPED
+        assert gone(processes)
+
+    async def _restarts(self, engine: RayEngine, killed: psutil.Process) -> None:
+        """Kill a process; return when the engine serves again."""
+        expected = engine.restarts + 1
+        killed.kill()
+        await wait_until(
+            lambda: engine.restarts == expected and engine.state is S.READY, timeout_s=PATIENCE_S
+        )
+        assert await ask(engine) == 200
 
 
 async def test_rank_that_fails_in_its_start_is_named_by_its_node(make: Make) -> None:
@@ -207,38 +224,36 @@ async def test_node_is_lost_under_load_and_the_engine_starts_when_one_is_back(
     assert await ask(engine) == 200
 
 
-async def test_whole_engine_is_adopted(rank: FindRank, make: Make, connect: Connect) -> None:
-    left = make(keep=True)
-    await ready(left)
-    before = [process.pid for number in (0, 1) for process in rank(number)]
-    await left.release()
-    adopting = make(connect(), keep=True)
-    await ready(adopting)
-    assert [process.pid for number in (0, 1) for process in rank(number)] == before
-    assert await ask(adopting) == 200
-    await adopting.release()
-    # Another number of nodes is another engine.
-    alone = make(connect(), keep=True, nodes=1)
-    await ready(alone)
-    assert not set(before) & set(psutil.pids())
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-async def test_half_an_engine_is_not_adopted(
-    rank: FindRank, make: Make, connect: Connect, lost: int
+async def test_engine_is_adopted_whole_or_not_at_all(
+    rank: FindRank, make: Make, connect: Connect
 ) -> None:
-    left = make(keep=True)
-    await ready(left)
+    engine = make(keep=True)
+    await ready(engine)
+
+    async def next_gateway(**fields: Any) -> RayEngine:
+        await engine.release()
+        following = make(connect(), keep=True, **fields)
+        await ready(following)
+        return following
+
     before = [*rank(0), *rank(1)]
-    await left.release()
-    actor = rank(lost)[0].parent()
-    assert actor is not None
-    actor.kill()
-    adopting = make(connect(), keep=True)
-    await ready(adopting)
-    assert adopting.restarts == 0
+    engine = await next_gateway()
+    assert [*rank(0), *rank(1)] == before
+    assert await ask(engine) == 200
+    for lost in (0, 1):
+        before = [*rank(0), *rank(1)]
+        actor = rank(lost)[0].parent()
+        assert actor is not None
+        await engine.release()
+        actor.kill()
+        engine = await next_gateway()
+        assert engine.restarts == 0
+        assert gone(before)
+        assert await ask(engine) == 200
+    # Another number of nodes is another engine.
+    before = [*rank(0), *rank(1)]
+    await next_gateway(nodes=1)
     assert gone(before)
-    assert await ask(adopting) == 200
 
 
 async def test_kept_engine_that_lost_a_rank_ends_without_a_gateway(

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,20 +11,13 @@ from engines.base import EngineNotReady, EngineState
 from engines.ray import Cluster
 from engines.spec import RayTls
 from tests.engines.processes import chat, read
-from tests.engines.ray.clusters import Nodes, build, family, ray_nodes
+from tests.engines.ray.clusters import Nodes, build, family
 from tests.fakes.kubernetes import make_authority
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 START_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with ray_nodes() as running:
-        running.add()
-        yield running
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ class TestPostgres:
             running = asyncio.create_task(ledger.run())
             link.delay_s = 0.2
             for number in range(200):
-                ledger.add(record(request_id=str(number)))
+                ledger.end(*record(request_id=str(number)))
             await wait_until(lambda: ledger.written == 1)
             await KeyStore(database).changed_since(None)
             with pytest.raises(DatabaseUnavailable):  # what a request waits for

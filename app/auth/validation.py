@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from app.auth.principal import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Role
 from app.money import MAX_AMOUNT, nano_of, parse_amount
-from app.settings import FieldSettings
+from app.settings import FieldSettings, explain_value
 
 MAX_LIMIT = 10**9
 # So that sums of tokens stay far below 2**63.
@@ -223,11 +223,15 @@ def faults(errors: list[Any]) -> list[str]:
     lines = []
     for error in errors:
         place = ".".join(str(part) for part in error["loc"] if _is_safe(part))
-        message = str(error["msg"]).removeprefix("Value error, ")
-        if error["type"] == "extra_forbidden":
-            message = "unknown field"
-        elif error["type"] == "missing":
-            message = "is required"
+        match error["type"]:
+            case "extra_forbidden":
+                message = "unknown field"
+            case "missing":
+                message = "is required"
+            case "value_error":
+                message = str(error["msg"]).removeprefix("Value error, ")
+            case _:
+                message = explain_value(error, shows=False)
         lines.append(f"{place}: {message}" if place else message)
     return lines
 

@@ -48,6 +48,10 @@ def _rows(key: "ShownKey") -> Iterator[tuple[str, str]]:
             yield name, _limit(key, name)
         elif value is None:
             yield name, "-"
+        elif isinstance(value, bool):
+            yield name, "yes" if value else "no"
+        elif isinstance(value, int):
+            yield name, f"{value:,}"
         elif isinstance(value, float):
             yield name, amount_text(value)
         elif isinstance(value, dict):

@@ -94,9 +94,9 @@ def open_ports(
     if offered and predecessor is not None:
         predecessor.dismiss()  # while it has those open, overlapping addresses cannot be bound
     if main is None:
-        main = stack.enter_context(listen(server.host, server.port))
+        main = stack.enter_context(listen(server.host, server.port, run_dir=server.run_dir))
     if metrics.port is not None and metrics_sock is None:
-        bound = listen(metrics.host, metrics.port, METRICS_EXAMPLE)
+        bound = listen(metrics.host, metrics.port, METRICS_EXAMPLE, run_dir=server.run_dir)
         metrics_sock = stack.enter_context(bound)
     return Ports(main, metrics_sock, held, inherited=taken)
 

@@ -16,6 +16,7 @@ traces, logs). `make schema` then writes it into the JSON Schema, docs/settings.
 
 from app.settings.alerts import AlertsSettings
 from app.settings.console import ConsoleSettings
+from app.settings.explain import explain_value
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
@@ -70,6 +71,7 @@ __all__ = (
     "count_values",
     "database_url",
     "digest",
+    "explain_value",
     "find_fallback_fault",
     "load_server",
     "load_settings",

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.settings.secrets import SECRETS, SECTION_SECRETS, misplaced_secret
 from app.settings.source import Place, Source, shown
-from app.settings.suggest import did_you_mean
+from app.settings.suggest import did_you_mean, share_a_word
 from engines.output import is_secret
 from engines.spec import REPLICA_FORMS, InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
 
@@ -44,6 +44,8 @@ _MUST: Mapping[str, str] = {
     "string_unicode": "text",
     "tuple_type": "a list",
 }
+# The most keys that are offered for an unknown one because they share a word with it.
+MAX_ALIKE = 3
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -75,10 +77,13 @@ def _explained(item: ErrorDetails, root: type[BaseModel]) -> tuple[Place, str]:
         return (*place, "kind"), f"is required: {_either(SPECS)}"
     if place[-1:] == ("[key]",):
         return place[:-1], "is not a valid name here"
-    return (*place, "kind") if kind == "union_tag_invalid" else place, _wrong_value(item, place)
+    shows = not any(is_secret(str(part), "") for part in place)
+    message = explain_value(item, shows=shows)
+    return (*place, "kind") if kind == "union_tag_invalid" else place, message
 
 
-def _wrong_value(item: ErrorDetails, place: Place) -> str:
+def explain_value(item: ErrorDetails, *, shows: bool) -> str:
+    """Return what a value must be; `shows`: and what it is."""
     kind, context, value = item["type"], item.get("ctx", {}), item["input"]
     hint = ""
     match kind:
@@ -97,28 +102,29 @@ def _wrong_value(item: ErrorDetails, place: Place) -> str:
         case "union_tag_invalid":
             value = context["tag"]
             must, hint = _either(SPECS), did_you_mean(value, list(map(str, SPECS)))
-        case "literal_error":
+        case "literal_error" | "enum":
             must = context["expected"].replace("'", "")
             hint = did_you_mean(value, _QUOTED.findall(context["expected"]))
         case _ if kind in _MUST:
             must = _MUST[kind].format_map(context)
         case _:
             must = item["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    secret = any(is_secret(str(part), "") for part in place)
-    instead = "" if secret else f", not {shown(value)}"
+    instead = f", not {shown(value)}" if shows else ""
     return f"must be {must}{instead}{hint}"
 
 
 def _unknown_key(name: str, known: Collection[str]) -> str:
     if name in SECRETS:
         return misplaced_secret(name)
+    alike = sorted(set(share_a_word(name, known)))
     every = f"; known: {', '.join(sorted(known))}"
-    return f"unknown key{did_you_mean(name, known, otherwise=every)}"
+    meant = f"; did you mean {_either(alike)}?" if 0 < len(alike) <= MAX_ALIKE else every
+    return f"unknown key{did_you_mean(name, known, otherwise=meant)}"
 
 
-def _either(names: Mapping[int | str, Any]) -> str:
+def _either(names: Collection[int | str]) -> str:
     *first, last = map(str, names)
-    return f"{', '.join(first)} or {last}"
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _in_file(loc: Place) -> Place:

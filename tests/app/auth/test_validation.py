@@ -106,8 +106,29 @@ def test_every_fault_is_reported() -> None:
     assert faults(caught.value.errors()) == [
         "name: is required",
         "models.0: a * is allowed only at the end",
-        "weight: Input should be greater than or equal to 1",
+        "weight: must be at least 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        (
+            {"role": "clint"},
+            "role: must be client, auditor, manager or admin; did you mean client?",
+        ),
+        ({"weight": "many"}, "weight: must be a whole number"),
+        ({"name": "x" * 500}, "name: is longer than 200 characters"),
+        ({"models": "all"}, "models: must be a list"),
+        ({"may_load_models": "yes"}, "may_load_models: must be true or false"),
+    ],
+)
+def test_a_fault_is_in_the_words_of_the_configurations_faults(
+    fields: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        KeyFields.model_validate({"name": "a", **fields})
+    assert faults(caught.value.errors()) == [fault]
 
 
 def test_update_contains_only_given_fields() -> None:

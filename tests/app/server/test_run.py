@@ -259,6 +259,15 @@ def test_port_in_use_is_a_configuration_error() -> None:
             listen("127.0.0.1", port)
 
 
+def test_port_of_a_gateway_that_drains_is_free_when_it_has_ended(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as sock, lock_run_dir(tmp_path / "run"):
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"in use; a gateway runs in .*/run, or drains"):
+            listen("127.0.0.1", port, run_dir=tmp_path / "run")
+        with pytest.raises(ConfigError, match="in use; choose another"):
+            listen("127.0.0.1", port, run_dir=tmp_path / "other")
+
+
 def test_a_metrics_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]

@@ -130,6 +130,10 @@ class TestUnknownKeys:
                 "model demo: engines[0].replica: unknown key; did you mean replicas?",
             ),
             (
+                "models: [{name: demo, idle_timeout: 60, engines: [{kind: process, model: m}]}]",
+                "model demo: idle_timeout: unknown key; did you mean idle_unload_s?",
+            ),
+            (
                 with_engine(timeouts={"stall": 3}),
                 "model demo: engines[0].timeouts.stall: unknown key; did you mean stall_s?",
             ),

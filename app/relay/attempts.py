@@ -45,8 +45,10 @@ class Attempts(msgspec.Struct, eq=False):
         """Return the replica to try now. Raises errors.EngineUnavailable and EngineFailed."""
         model, request, left = self.model, self.request, self.left
         if left is None:
-            left = self.left = self._candidates()
-        if self.deaths >= ATTEMPTS_AFTER_SENDING or not left:
+            left = self.left = [*model.replicas]
+            if (pinned := request.pinned_engine) is not None:
+                left = self.left = [one for one in left if one.engine.name == pinned]
+        if not left or self.deaths >= ATTEMPTS_AFTER_SENDING:
             raise self._none_left()
         replica = left.pop() if len(left) == 1 else self._choose(left)
         if self.fault is not None:
@@ -54,12 +56,6 @@ class Attempts(msgspec.Struct, eq=False):
         self.reached = request.model, request.engine
         request.model, request.engine = model.name, replica.engine.name
         return replica
-
-    def _candidates(self) -> list[Replica]:
-        pinned, replicas = self.request.pinned_engine, self.model.replicas
-        if pinned is None:
-            return [*replicas]
-        return [replica for replica in replicas if replica.engine.name == pinned]
 
     def _choose(self, left: list[Replica]) -> Replica:
         """Take the replica that the model's policy chooses among several."""

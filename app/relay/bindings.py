@@ -12,8 +12,15 @@ import msgspec
 from app.auth import Principal
 from app.limits import Limiter, LimitRequest, LimitScope
 from app.relay.bounds import RelayBounds
-from app.request_body import BodyRules, CacheSalts, Endpoint, FieldRuleCache
+from app.request_body import (
+    BodyRules,
+    CacheSalts,
+    ConstantRewrite,
+    Endpoint,
+    FieldRuleCache,
+)
 from app.routing import Catalogue, Model
+from app.telemetry.metrics import Buckets, Metrics
 
 # More combinations than are active at a time; beyond it, all are bound again.
 MAX_BINDINGS = 4096
@@ -30,6 +37,8 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
     # The limits of a request, and of one that was charged before its body was read.
     limits: LimitScope
     precharged_limits: LimitScope
+    # The gateway's own time before the request is sent.
+    overhead: Buckets
 
 
 class Bindings:
@@ -41,6 +50,7 @@ class Bindings:
         limiter: Limiter,
         salts: CacheSalts,
         rules: FieldRuleCache,
+        metrics: Metrics,
         most: int = MAX_BINDINGS,
     ) -> None:
         self._catalogue = catalogue
@@ -48,6 +58,7 @@ class Bindings:
         self._limiter = limiter
         self._salts = salts
         self._rules = rules
+        self._metrics = metrics
         self._most = most
         # By key ID, the name that the client sent, and endpoint. Names are those of known models.
         self._known: dict[tuple[str, str, str], Binding] = {}
@@ -95,16 +106,22 @@ class Bindings:
             principal,
             model,
             model.serves(endpoint.label),
-            self.body_rules(principal, model, bounds),
+            self.body_rules(principal, model, endpoint, bounds),
             self._limiter.scope(limits),
             self._limiter.scope(precharged),
+            self._metrics.overhead.buckets((model.name,)),
         )
 
-    def body_rules(self, principal: Principal, model: Model, bounds: RelayBounds) -> BodyRules:
+    def body_rules(
+        self, principal: Principal, model: Model, endpoint: Endpoint, bounds: RelayBounds
+    ) -> BodyRules:
         """Return what a caller's tenant, the gateway and a model's engines demand of a body."""
+        fields = self._rules.get(model, principal)
+        salt = self._salts.salt(model.isolation, principal)
         return BodyRules(
-            self._rules.get(model, principal),
-            self._salts.salt(model.isolation, principal),
+            fields,
+            salt,
             bounds.default_output_tokens,
             model.max_model_len,
+            ConstantRewrite.of(endpoint.label, model.bounds, fields, salt),
         )

@@ -77,9 +77,10 @@ class ModelRequest(msgspec.Struct, eq=False):
             with permit:
                 # A reload may have replaced its engines while the request waited.
                 model = self.services.catalogue.current(model)
-                if planned_at:
+                binding = self.request.binding
+                if planned_at and binding is not None:
                     overhead_s = perf_counter() - planned_at - (self.request.queued_s or 0.0)
-                    self.services.metrics.overhead.buckets((model.name,)).observe(overhead_s)
+                    binding.overhead.observe(overhead_s)
                 await self._send(plan, model, permit, lease)
 
     async def _queue(self, model: str, tokens: int) -> Permit:
@@ -211,7 +212,9 @@ def plan_request(
     model: Model,
 ) -> BodyPlan:
     """Return the plan of a request for another model or under a budget. Raises BadRequest."""
-    rules = services.bindings.body_rules(request.principal, model, services.bounds)
+    rules = services.bindings.body_rules(
+        request.principal, model, request.endpoint, services.bounds
+    )
     if request.output_bound is not None:
         rules = msgspec.structs.replace(rules, output_bound=request.output_bound)
     return plan_body(request.endpoint.label, body, model, rules)

@@ -58,19 +58,20 @@ class Relay:
 
     async def serve(self, endpoint: Endpoint, exchange: ClientExchange) -> None:
         """Serve one request to its end. Raises nothing."""
-        exchange.stall_s = self.services.bounds.client_stall_s
-        timeline = self.recorder.begin(exchange.method, exchange.headers, exchange.received_at)
+        services, headers = self.services, exchange.headers
+        exchange.stall_s = services.bounds.client_stall_s
+        timeline = self.recorder.begin(exchange.method, headers, exchange.received_at)
         request = RequestContext(exchange, endpoint, timeline)
         try:
             if exchange.method not in endpoint.methods:
                 await _send_allowed_methods(endpoint, exchange)
                 return
-            principal = self.authenticator.recall(exchange.headers)
+            principal = self.authenticator.recall(headers)
             if principal is None:
-                principal = await self.authenticator.look_up(exchange.headers)
+                principal = await self.authenticator.look_up(headers)
                 timeline.note_authenticated()
             request.principal = principal
-            await handle_request(self.services, request)
+            await handle_request(services, request)
         except asyncio.CancelledError:
             await self._end_canceled(request)
         except (Truncated, ClientStalled) as fault:

@@ -58,7 +58,10 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
             raw = await read_if_small(exchange, services.bounds.body_bytes)
         if raw is not None and len(raw) <= SMALL_BYTES and _is_quick(exchange, raw):
             try:
-                plan = _plan_quick(services, request, raw)
+                request.bytes_in = size = len(raw)
+                check_size(size, services.bounds.body_bytes)
+                body = parse(exchange.by_name.get(b"content-type", b""), raw)
+                plan = _plan_for_model(services, request, body)
             except GatewayError:
                 with await _count_request(services, request):
                     raise  # a request that is refused counts all the same
@@ -173,14 +176,6 @@ async def _reserve_budget(
     return budget
 
 
-def _plan_quick(services: RelayServices, request: RequestContext, raw: bytes) -> BodyPlan:
-    """Parse a body that is quick to parse, and plan the request. Raises GatewayError."""
-    request.bytes_in = len(raw)
-    check_size(len(raw), services.bounds.body_bytes)
-    body = parse(request.exchange.header(b"content-type"), raw)
-    return _plan_for_model(services, request, body)
-
-
 async def _plan_large(
     services: RelayServices,
     request: RequestContext,
@@ -208,7 +203,7 @@ async def _plan_large(
 
 def _is_quick(exchange: ClientExchange, raw: bytes) -> bool:
     """Return whether a body is parsed in a few milliseconds."""
-    return not exchange.header(b"content-encoding") and is_quick(raw)
+    return not exchange.by_name.get(b"content-encoding") and is_quick(raw)
 
 
 def _check_content_type(exchange: ClientExchange) -> None:

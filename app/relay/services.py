@@ -83,6 +83,6 @@ class RelayServices:
     bindings: Bindings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bindings = Bindings(self.catalogue, self.limiter, self.salts, self.rules)
+        self.bindings = Bindings(self.catalogue, self.limiter, self.salts, self.rules, self.metrics)
         self.forecasts = Forecasts(self.catalogue, self.loader)
         self.starts = StartWaits(self.metrics, self.loader.changes)

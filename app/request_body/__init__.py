@@ -22,7 +22,7 @@ from app.request_body.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
 from app.request_body.field_rules import FieldRuleCache
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
-from app.request_body.rewrite import ABSENT, as_bool
+from app.request_body.rewrite import ABSENT, ConstantRewrite, as_bool
 from app.request_body.token_cost import reserved_tokens
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "BodyRules",
     "BodyScan",
     "CacheSalts",
+    "ConstantRewrite",
     "Endpoint",
     "FieldRuleCache",
     "HeldBody",

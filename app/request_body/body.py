@@ -121,13 +121,11 @@ class ParsedBody(msgspec.Struct, frozen=True):
             start, end = self.model_at
             return b"".join((self.raw[:start], served_name.encode(), self.raw[end:]))
         if not (renamed or dropped) and members.keys().isdisjoint(changes):
+            raw = self.raw
             if not changes:
-                return self.raw
-            pieces: list[bytes | memoryview] = [b"{"]
-            for name, value in changes.items():
-                pieces += (b'"', name.encode(), b'":', value, b",")
-            pieces.append(memoryview(self.raw)[self.raw.index(b"{") + 1 :])
-            return b"".join(pieces)
+                return raw
+            opening = b"".join([b'"%b":%b,' % (n.encode(), v) for n, v in changes.items()])
+            return b"".join((b"{", opening, memoryview(raw)[raw.index(b"{") + 1 :]))
         after: dict[str, bytes | memoryview] = {
             name: memoryview(value) for name, value in members.items() if name not in dropped
         }

@@ -72,6 +72,16 @@ class FieldRules:
         self._read = nested | {path[0] for path in self._bounded}
         self._touched = self._dropped | {path[0] for path in paths}
 
+    @property
+    def touched(self) -> frozenset[str]:
+        """The members that rules read, change or refuse."""
+        return frozenset(self._touched)
+
+    @property
+    def forces(self) -> bool:
+        """True if a field is set whatever the client sends."""
+        return bool(self._forced)
+
     def apply(self, body: ParsedBody) -> tuple[dict[str, bytes], Collection[str]]:
         """Return a body's new values by member, and its members to drop. Raises FieldNotAllowed."""
         members = body.members

@@ -9,6 +9,7 @@ from app.request_body.field_rules import FieldRules
 from app.request_body.response_storage import restrict_storage
 from app.request_body.rewrite import (
     OUTPUT_FIELDS,
+    ConstantRewrite,
     Rewrite,
     as_bool,
     bounded_output,
@@ -29,7 +30,9 @@ class BodyRules(msgspec.Struct, frozen=True):
     default_output: int
     # The model's length, as far as its engines have reported it.
     longest: int | None
-    # Tokens that a budget leaves for each answer of such a request.
+    # The rewrite of most bodies of an endpoint; None: each has its own.
+    constant: ConstantRewrite | None = None
+    # Tokens that a budget leaves for each answer of a request without an output limit.
     output_bound: int | None = None
 
 
@@ -47,6 +50,8 @@ class BodyPlan(msgspec.Struct, frozen=True):
 
     def is_true(self, name: str) -> bool:
         """Return whether the engine reads a member as true."""
+        if name not in self.body.members and name not in self.rewrite.changes:
+            return False
         return as_bool(self.rewrite.value(self.body, name)) is True
 
     def check_output_fits(self, label: str) -> None:
@@ -77,9 +82,13 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
 
     Raises BadRequest for what this model or key does not accept.
     """
-    rewrite = rewrite_body(label, body, model.bounds, rules.fields, rules.salt)
-    if label == RESPONSES:
-        rewrite = restrict_storage(rewrite, body, stores=model.stores_responses)
+    constant = rules.constant
+    if constant is not None and constant.holds_for(body):
+        rewrite = constant.rewrite
+    else:
+        rewrite = rewrite_body(label, body, model.bounds, rules.fields, rules.salt)
+        if label == RESPONSES:
+            rewrite = restrict_storage(rewrite, body, stores=model.stores_responses)
     check_media(
         body,
         model.media_domains,

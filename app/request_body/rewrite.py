@@ -40,6 +40,8 @@ PROMPTS = ("prompt", EMBEDDINGS)
 CHOICES = ("n", "best_of")
 # Members by which a response may have several choices.
 _CHOOSING = frozenset({*PROMPTS, *CHOICES})
+# Members whose values decide how a body is rewritten, besides those of field rules.
+_DECIDING = _CHOOSING | {"stream", "stream_options", "encoding_format"}
 _LIST = ord("[")
 ABSENT = (b"", b"null")
 # Values that leave the output without a limit.
@@ -125,6 +127,30 @@ def rewrite_body(
         if bare:
             changes["encoding_format"] = b'"bytes"'
     return Rewrite(changes, dropped, withhold, one_choice, bare)
+
+
+class ConstantRewrite(msgspec.Struct, frozen=True):
+    """The one rewrite of all JSON bodies that have none of certain members."""
+
+    rewrite: Rewrite
+    deciding: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, endpoint: str, bounds: Bounds, rules: FieldRules, salt: bytes | None
+    ) -> "ConstantRewrite | None":
+        """Return what `rewrite_body` makes of such bodies; None: each has its own."""
+        bounded = bounds.output_tokens is not None and endpoint in OUTPUT_FIELDS
+        if bounded or rules.forces or endpoint == RESPONSES:
+            return None
+        salted = salt is not None and endpoint in SALTED
+        changes = {"cache_salt": salt} if salted and salt is not None else {}
+        return cls(Rewrite(changes), rules.touched | _DECIDING)
+
+    def holds_for(self, body: ParsedBody) -> bool:
+        """Return whether it is the rewrite of this body."""
+        members = body.members
+        return bool(members) and not body.odd_names and self.deciding.isdisjoint(members)
 
 
 def _bound_choices(members: Members, changes: dict[str, bytes], bound: int | None) -> bool:

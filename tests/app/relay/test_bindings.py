@@ -39,7 +39,8 @@ class World:
     """Everything that bindings are made from, and the changes that it goes through."""
 
     def __init__(self) -> None:
-        self.limiter = Limiter(LimitsSettings(), StateSettings(), Metrics())
+        self.metrics = Metrics()
+        self.limiter = Limiter(LimitsSettings(), StateSettings(), self.metrics)
         self.bounds = BOUNDS
         self.secret = b"first"
         self.principals = {key: Principal(key, Role.CLIENT, LimitSettings()) for key in KEYS}
@@ -49,7 +50,7 @@ class World:
 
     def new_bindings(self, most: int = MAX_BINDINGS) -> Bindings:
         salts = CacheSalts(lambda: self.secret)
-        return Bindings(self.catalogue, self.limiter, salts, FieldRuleCache(), most)
+        return Bindings(self.catalogue, self.limiter, salts, FieldRuleCache(), self.metrics, most)
 
     def change_key(self, key: str, number: int) -> None:
         """The key store was changed, or a reload brought other default limits."""

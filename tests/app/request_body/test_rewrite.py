@@ -12,8 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from app.request_body.body import READ_NAMES, ParsedBody, parse
 from app.request_body.endpoint import CHAT, COMPLETIONS
 from app.request_body.field_rules import FieldRules
-from app.request_body.rewrite import Rewrite, as_bool, rewrite_body
+from app.request_body.rewrite import ConstantRewrite, Rewrite, as_bool, rewrite_body
 from app.routing import Bounds
+from app.settings import FieldSettings
 
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
@@ -487,3 +488,56 @@ def test_one_plan_serves_every_engine_that_is_tried() -> None:
             "stream_options": {"include_usage": True},
         }
         assert json.loads(body.for_engine(name, plan.changes)) == expected
+
+
+MEMBERS = st.dictionaries(
+    st.sampled_from(
+        [
+            "messages", "stream", "stream_options", "n", "best_of", "prompt", "encoding_format",
+            "max_tokens", "cache_salt", "priority", "Temperature", "user",
+        ]
+    ),
+    st.sampled_from(["null", "true", "2", '"bytes_only"', '["a","b"]', "{}"]),
+    max_size=4,
+)  # fmt: skip
+RULES_OF_ALL_KINDS = st.builds(
+    FieldSettings,
+    allow=st.lists(st.just("priority"), max_size=1),
+    deny=st.lists(st.just("user"), max_size=1),
+    max=st.dictionaries(st.just("temperature"), st.just(1.0), max_size=1),
+    force=st.dictionaries(st.just("seed"), st.just(7), max_size=1),
+)
+
+
+@given(
+    endpoint=st.sampled_from([CHAT, COMPLETIONS, RESPONSES, "/v1/embeddings", "/tokenize"]),
+    members=MEMBERS,
+    fields=RULES_OF_ALL_KINDS,
+    output=st.sampled_from([None, 100]),
+    salt=st.sampled_from([None, b'"salt"']),
+)
+@settings(max_examples=150, deadline=None)
+def test_constant_rewrite_is_that_of_each_body_it_holds_for(
+    endpoint: str,
+    members: dict[str, str],
+    fields: FieldSettings,
+    output: int | None,
+    salt: bytes | None,
+) -> None:
+    body = parse(b"application/json", body_of(**members))
+    rules, bounds = FieldRules(fields), Bounds(output_tokens=output)
+    constant = ConstantRewrite.of(endpoint, bounds, rules, salt)
+    assume(constant is not None and constant.holds_for(body))
+    assert constant is not None
+
+    assert constant.rewrite == rewrite_body(endpoint, body, bounds, rules, salt)
+
+
+def test_most_requests_have_the_constant_rewrite() -> None:
+    constant = ConstantRewrite.of(CHAT, Bounds(), RULES, b'"salt"')
+    assert constant is not None
+
+    for members in ({"messages": "[]"}, {"messages": "[]", "max_tokens": "5", "user": '"a"'}):
+        assert constant.holds_for(parse(b"", body_of(**members)))
+    for members in ({"stream": "true"}, {"n": "2"}, {"priority": "1"}):
+        assert not constant.holds_for(parse(b"", body_of(**members)))

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 5.0
 # Between two checks at least, where requests show that a failed server answers again.
 RECHECK_S = 0.5
+_FAILED = EngineState.FAILED  # reading a member of an enumeration takes Python 3.11 longer
 _CLOSED = (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING)
 
 
@@ -85,9 +86,10 @@ class RemoteEngine(Engine):
             )
 
     def send(self, request: EngineRequest) -> Coroutine[Any, Any, ResponseBody]:
-        if self._status.state in self._closed:
-            raise EngineNotReady(f"engine {self._name} is {self._status.state}")
-        if self._status.state is EngineState.FAILED:
+        state = self._status.state
+        if state in self._closed:
+            raise EngineNotReady(f"engine {self._name} is {state}")
+        if state is _FAILED:
             return self._send_to_failed(request)
         return self._client.send(request)  # awaited by the caller: one frame less
 

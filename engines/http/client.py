@@ -28,12 +28,13 @@ class Http1Client:
         self, address: Address, timeouts: Timeouts, headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
         self.timeouts = timeouts
+        self.least_timeout_s = min(timeouts.first_byte_s, timeouts.stall_s)
         # Open connections without an exchange, the most recently used on the right.
         self._idle: deque[Http1Connection] = deque()
         self._open: set[Http1Connection] = set()  # idle or in an exchange
         # Exchanges in flight, until the end of their response bodies.
         self.in_flight = 0
-        self._became_idle: asyncio.Event | None = None  # set up by `wait_idle`
+        self.became_idle: asyncio.Event | None = None  # set up by `wait_idle`
         self.direct_to(address, headers)
 
     def direct_to(
@@ -79,8 +80,8 @@ class Http1Client:
     async def wait_idle(self) -> None:
         """Wait until no exchange is in flight."""
         if self.in_flight:
-            self._became_idle = self._became_idle or asyncio.Event()
-            await self._became_idle.wait()
+            self.became_idle = self.became_idle or asyncio.Event()
+            await self.became_idle.wait()
 
     def close(self) -> None:
         """Close every connection; responses in flight fail with EngineDied."""
@@ -91,9 +92,9 @@ class Http1Client:
     # What connections call; see `engines.http.connection.Pool`
 
     def on_idle(self) -> None:
-        if self._became_idle is not None:
-            self._became_idle.set()
-            self._became_idle = None
+        if self.became_idle is not None:
+            self.became_idle.set()
+            self.became_idle = None
 
     def release(self, connection: Http1Connection) -> None:
         self._idle.append(connection)
@@ -147,11 +148,9 @@ class Http1Client:
         return connection
 
     def _encode_head(self, request: EngineRequest) -> bytes:
-        target = f"{request.method} {self.address.prefix}{request.target} HTTP/1.1\r\n"
-        lines = [target.encode("latin-1"), self._fixed_head]
-        lines += map(_encode_header, request.headers)
-        if request.body or request.method == "POST":
-            lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
-        else:
-            lines.append(b"\r\n")
-        return b"".join(lines)
+        method, target, headers, body = request
+        end = b"\r\n"
+        if body or method == "POST":
+            end = b"content-length: %d\r\n\r\n" % len(body)
+        first = f"{method} {self.address.prefix}{target} HTTP/1.1\r\n".encode("latin-1")
+        return b"".join((first, self._fixed_head, *map(_encode_header, headers), end))

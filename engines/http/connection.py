@@ -33,7 +33,9 @@ class Pool(Protocol):
 
     address: Address
     timeouts: Timeouts
+    least_timeout_s: float  # the less of those between two bytes, and before the first
     in_flight: int
+    became_idle: asyncio.Event | None  # set while something waits until no exchange is in flight
 
     def release(self, connection: "Http1Connection") -> None:
         """Take back a connection after a complete response."""
@@ -97,13 +99,11 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._headers = response.headers
         self._framing_bytes = self._trailer_bytes = 0
         self._any_byte = self._message_complete = self._until_close = False
-        timeouts = pool.timeouts
         now = loop.time()
-        self._first_byte_due = now + timeouts.first_byte_s
-        # The earlier of the two; when it fires, the rest of the other one is waited for.
-        first = now + min(timeouts.first_byte_s, timeouts.stall_s)
-        if self._timer is None or first < self._timer_due:
-            self._set_timer(first)
+        self._first_byte_due = now + pool.timeouts.first_byte_s
+        # The earlier timeout; when it fires, the rest of the other one is waited for.
+        if self._timer is None or now + pool.least_timeout_s < self._timer_due:
+            self._set_timer(now + pool.least_timeout_s)
         if body:
             transport.writelines((payload, body))
         else:
@@ -146,20 +146,6 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         sent = self._first_byte_due - self._pool.timeouts.first_byte_s
         return now - max(sent, self._last_byte)
 
-    @property
-    def _reusable(self) -> bool:
-        """True if another exchange may follow: the connection is open and the request is sent.
-
-        After a response that arrived before the whole request was sent, the rest is still buffered.
-        """
-        transport, tcp = self._transport, self._tcp
-        return (
-            transport is not None
-            and not transport.is_closing()
-            and not transport.get_write_buffer_size()
-            and (tcp is None or not tcp.get_write_buffer_size())
-        )
-
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
         """Encrypt the connection. Raises OSError."""
         tcp = self._transport
@@ -194,23 +180,25 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             # The error of one of our callbacks is the context of the parser's.
             reason = error.__context__ or error
             broken = EngineProtocolError(f"{self._pool.address} broke HTTP/1.1: {reason}")
-        self._framing_bytes += self._received
+        complete = self._message_complete
         if body := self._body:
             self._framing_bytes = 0
             data = body[0] if len(body) == 1 else b"".join(body)
             body.clear()
-            complete = self._message_complete
             if not response.feed(data, complete) and not complete and not self._paused:
                 assert self._transport is not None
                 self._paused = True
                 self._transport.pause_reading()
-        if broken is None and self._framing_bytes > MAX_HEAD_BYTES:
-            fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
-            broken = EngineProtocolError(f"{self._pool.address} sent {fault}")
-        headers_received, self._headers_received = self._headers_received, None
+        else:
+            self._framing_bytes += self._received
+            if broken is None and self._framing_bytes > MAX_HEAD_BYTES:
+                fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
+                broken = EngineProtocolError(f"{self._pool.address} sent {fault}")
+        if (headers_received := self._headers_received) is not None:
+            self._headers_received = None
         if broken is not None:
             self._fail(broken)
-        elif self._message_complete:
+        elif complete:
             self._finish(reusable=self._keep_alive)
         if headers_received is not None and not headers_received.done():
             headers_received.set_result(response)
@@ -285,14 +273,24 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
     # The end of an exchange
 
     def _finish(self, *, reusable: bool) -> None:
-        response = self._end()
-        if reusable and self._reusable:
+        """End an exchange whose response is complete; another may follow on an open connection.
+
+        After a response that arrived before the whole request was sent, the rest is still buffered.
+        """
+        response, transport, tcp = self._end(), self._transport, self._tcp
+        if (
+            reusable
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+            and (tcp is None or not tcp.get_write_buffer_size())
+        ):
             if self._paused:
                 self.resume()
             self.idle_since = self._last_byte
             self._pool.release(self)
-        elif self._transport is not None:
-            self._transport.abort()
+        elif transport is not None:
+            transport.abort()
         if response is not None:
             response.finish()
 
@@ -313,8 +311,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._awaiting = self._headers = None
         if response is not None:
             pool = self._pool
-            pool.in_flight -= 1
-            if not pool.in_flight:
+            pool.in_flight = left = pool.in_flight - 1
+            if not left and pool.became_idle is not None:
                 pool.on_idle()
         return response
 

@@ -25,32 +25,21 @@ class ResponseSource(Protocol):
 class ResponseBody:
     """A response in flight; see `engines.base.EngineResponse`."""
 
-    __slots__ = (
-        "_chunks",
-        "_complete",
-        "_error",
-        "_loop",
-        "_sink",
-        "_size",
-        "_source",
-        "_waiter",
-        "headers",
-        "status",
-    )
+    # Class attributes: values that most plain responses never change.
+    status = 0
+    _size = 0
+    _complete = False
+    _error: Exception | None = None
+    # Set while `read` or `pump` waits.
+    _waiter: asyncio.Future[None] | None = None
+    # Set while `pump` waits; `_chunks` is empty then.
+    _sink: Callable[[bytes], bool] | None = None
 
     def __init__(self, source: ResponseSource, loop: asyncio.AbstractEventLoop) -> None:
-        self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._loop = loop
         self._source: ResponseSource | None = source
         self._chunks: list[bytes] = []
-        self._size = 0
-        self._complete = False
-        self._error: Exception | None = None
-        # Set while `read` or `pump` waits.
-        self._waiter: asyncio.Future[None] | None = None
-        # Set while `pump` waits; `_chunks` is empty then.
-        self._sink: Callable[[bytes], bool] | None = None
 
     @property
     def ended(self) -> bool:
@@ -130,7 +119,8 @@ class ResponseBody:
         """Note that the response is complete."""
         self._complete = True
         self._source = None
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: EngineError) -> None:
         """Raise an error from the consumer's `read` or `pump`, after the bytes that arrived."""
@@ -147,7 +137,7 @@ class ResponseBody:
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._size = 0
-        if self._source is not None:
+        if self._source is not None and not self._complete:
             self._source.resume()
         return data
 

@@ -36,12 +36,12 @@ class Permit(msgspec.Struct, gc=False, eq=False):
         """Return when an engine has room for the suspended request, before all that wait."""
         if self.suspended:
             await self.queue.wait_for_room()
-            self._end_suspension()
+            if self.suspended:
+                self._end_suspension()
 
     def _end_suspension(self) -> None:
-        if self.suspended:
-            self.suspended = False
-            self.queue.suspended -= 1
+        self.suspended = False
+        self.queue.suspended -= 1
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +52,8 @@ class Permit(msgspec.Struct, gc=False, eq=False):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end_suspension()
+        if self.suspended:
+            self._end_suspension()
         self.queue.release()
 
 
@@ -160,7 +161,9 @@ class Admission:
 
         Raises EngineUnavailable and ModelNotFound as `acquire` does.
         """
-        queue = self._find_queue(model)
+        queue = None if self._refusing else self._queues.get(model)
+        if queue is None:
+            queue = self._find_queue(model)  # raises
         return Permit(queue, None) if queue.try_acquire() else None
 
     def _find_queue(self, model: str | None) -> ModelQueue:

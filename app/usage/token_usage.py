@@ -159,6 +159,8 @@ def _read_inputs(said: _Usage) -> Usage:
 def _bounded(
     prompt: int, completion: int, prompt_details: _Details | None, details: _Details | None
 ) -> Usage:
+    if prompt_details is None and details is None and prompt >= 0 <= completion:
+        return Usage(prompt, completion)
     cached = (prompt_details.cached_tokens if prompt_details else None) or 0
     reasoning = (details.reasoning_tokens if details else None) or 0
     if 0 <= cached <= prompt and 0 <= reasoning <= completion:

@@ -20,7 +20,8 @@ from app.server.connection.input_buffer import InputBuffer
 from app.telemetry.logs import new_id, request_id
 
 # Chunk headers of the usual sizes; formatting one takes longer than looking it up.
-_SIZES = tuple(b"%x\r\n" % size for size in range(4096))
+_USUAL_SIZE = 4096
+_SIZES = tuple(b"%x\r\n" % size for size in range(_USUAL_SIZE))
 _header_line = b"%b: %b\r\n".__mod__
 _LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -157,12 +158,12 @@ class HttpExchange:
         return self._take()
 
     def _take(self) -> bytes:
-        pieces = self._body
-        self._body = []
+        data = b"".join(self._body)
+        self._body.clear()
         self._body_bytes = 0
         if self._connection.flow.read_paused:
             self._connection.flow.resume_reading()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return data
 
     # The response
 
@@ -268,7 +269,7 @@ class HttpExchange:
             return
         if self._chunked:
             size = len(data)
-            line = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
+            line = _SIZES[size] if size < _USUAL_SIZE else b"%x\r\n" % size
             if not last:
                 data = b"".join((line, data, b"\r\n")) if size else b""
             elif size:
@@ -293,7 +294,8 @@ class HttpExchange:
 
     def _end(self) -> None:
         self.response_complete = True
-        self._body.clear()  # it is read no more, and the connection may idle
+        if self._body:
+            self._body.clear()  # it is read no more, and the connection may idle
         self._connection.exchange_completed(self)
 
     async def _drained(self) -> None:
@@ -316,8 +318,8 @@ class HttpExchange:
         """Buffer a piece of the request's body; `wake_reader` resumes the task."""
         if not self.response_complete:
             self._body.append(data)
-            self._body_bytes += len(data)
-            if self._body_bytes > BUFFERED_BYTES:
+            self._body_bytes = size = self._body_bytes + len(data)
+            if size > BUFFERED_BYTES:
                 self._connection.flow.pause_reading()
 
     def wake_reader(self) -> None:

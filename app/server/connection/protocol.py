@@ -232,7 +232,8 @@ class ClientConnection(RequestParser):
             expects_continue=self.expect_100_continue,
         )
         self.cycle = exchange  # type: ignore[assignment]
-        if self._busy:
+        running = self._running
+        if running is not None and not running.response_complete:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
@@ -281,7 +282,7 @@ class ClientConnection(RequestParser):
 
     def on_response_complete(self) -> None:
         """Start the next pipelined request, or wait for one."""
-        running = self._running
+        running, flow = self._running, self.flow
         if isinstance(running, RequestResponseCycle):
             self._unlink_cycle(running)
         if self.transport.is_closing():
@@ -290,8 +291,8 @@ class ClientConnection(RequestParser):
             # It was sent no 100: its next bytes may be the body or a new request.
             self._close()
             return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
+        if flow.read_paused:
+            flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)

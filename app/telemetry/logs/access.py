@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from logging import DEBUG, INFO
 
 import msgspec
 
@@ -86,23 +87,31 @@ def json_line(record: RequestRecord, stamp: str, level: str) -> str:
     names = _format_names(
         record.key_id, record.model, record.engine, record.method, record.endpoint
     )
+    queued_s, ttft_s = record.queued_s, record.ttft_s
+    return (
+        f'{{"time":"{stamp}","level":"{level}","logger":"access","event":"request",'
+        f'"request_id":"{record.request_id}",{names},"status":{record.status},{tokens},"estimated":{estimated},'
+        f'"queue_ms":{"null" if queued_s is None else _format_ms(queued_s)},'
+        f'"ttft_ms":{"null" if ttft_s is None else _format_ms(ttft_s)},'
+        f'"total_ms":{record.total_s * 1000:.1f},"bytes_in":{record.bytes_in},'
+        f'"bytes_out":{record.bytes_out},'
+        f'"client_gone":{"true" if record.client_gone else "false"}{_unusual(record)}}}'
+    )
+
+
+def _unusual(record: RequestRecord) -> str:
+    """Return the fields that most lines do not have, as members of JSON."""
     more = ""
-    if asked := _requested_name(record):
-        more = f',"asked":{_quote(asked)}'
+    if record.requested_model != record.model and record.requested_model:
+        more = f',"asked":{_quote(record.requested_model)}'
     if record.fault:
         more += f',"fault":{_encode(_format_fault(record.fault)).decode()}'
     if record.trace_id:
         more += f',"trace_id":"{record.trace_id}"'
-    for name, value in _continuation(record):
-        more += f',"{name}":{_encode(value).decode()}'
-    return (
-        f'{{"time":"{stamp}","level":"{level}","logger":"access","event":"request",'
-        f'"request_id":"{record.request_id}",{names},"status":{record.status},{tokens},"estimated":{estimated},'
-        f'"queue_ms":{_format_ms(record.queued_s)},"ttft_ms":{_format_ms(record.ttft_s)},'
-        f'"total_ms":{record.total_s * 1000:.1f},"bytes_in":{record.bytes_in},'
-        f'"bytes_out":{record.bytes_out},'
-        f'"client_gone":{"true" if record.client_gone else "false"}{more}}}'
-    )
+    if record.continued or record.recomputed_tokens or record.not_continued:
+        for name, value in _continuation(record):
+            more += f',"{name}":{_encode(value).decode()}'
+    return more
 
 
 def text_line(record: RequestRecord, stamp: str, level: str) -> str:
@@ -136,8 +145,6 @@ def text_line(record: RequestRecord, stamp: str, level: str) -> str:
 
 def _continuation(record: RequestRecord) -> Sequence[tuple[str, int | str]]:
     """Return the names and values of the fields that only an interrupted stream has."""
-    if not (record.continued or record.recomputed_tokens or record.not_continued):
-        return ()
     fields: tuple[tuple[str, int | str | None], ...] = (
         ("continued", record.continued),
         ("recomputed_tokens", record.recomputed_tokens),
@@ -184,11 +191,11 @@ class AccessLog:
 
         `peer` is the client's address. Refusals beyond LINES_PER_S of a client are only counted.
         """
-        if not self._logger.isEnabledFor(logging.DEBUG if quiet else logging.INFO):
+        if not self._logger.isEnabledFor(DEBUG if quiet else INFO):
             return
         now = time.time()
         second = int(now)
-        if record.status in STATUSES and record.engine is None:
+        if record.engine is None and record.status in STATUSES:
             client = peer if record.key_id == NO_KEY else record.key_id
             if not self._refusals.admit(client, record.status, second):
                 if self._counting is None:

@@ -371,9 +371,9 @@ class Metrics:
         """Record the outcome and the tokens of a request that reached an engine."""
         self.usage_records.values[(outcome,)] += 1
         if tokens is not None:
-            counts = self._token_counts.get(model) or self._token_counts.setdefault(
-                model, [0, 0, 0]
-            )
+            counts = self._token_counts.get(model)
+            if counts is None:
+                counts = self._token_counts[model] = [0, 0, 0]
             counts[0] += tokens.prompt
             counts[1] += tokens.cached
             counts[2] += tokens.completion

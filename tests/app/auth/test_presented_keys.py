@@ -1,11 +1,13 @@
 """Keys as they are presented, and those of the configuration: who gets in, and what never does."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.auth.authenticator import Authenticator
-from app.auth.presented_key import presented_key
+from app.auth.presented_key import presented_key, read_any_key
 from app.auth.principal import Principal, Role
 from app.errors import InvalidApiKey
 from app.settings import NO_LIMITS, digest
@@ -207,5 +209,19 @@ class TestRefused:
         refused(door_for([digest(KEY)]), bearer(wrong))
 
 
-def test_headers_may_come_from_any_iterable() -> None:
-    assert presented_key(iter(bearer(KEY))) == KEY
+names = st.sampled_from((b"authorization", b"x-api-key", b"accept"))
+words = st.sampled_from((b"Bearer", b"bearer", b"Basic", b" ", b"\t", b"a", b"b", b"x" * 1025))
+headers_of_all_kinds = st.lists(
+    st.tuples(names, st.lists(words, max_size=4).map(b"".join)), max_size=3
+)
+
+
+@given(headers_of_all_kinds)
+def test_usual_headers_are_read_as_all_others(headers: list[tuple[bytes, bytes]]) -> None:
+    def outcome(read: Callable[[Headers], bytes]) -> bytes | str:
+        try:
+            return read(headers)
+        except InvalidApiKey as error:
+            return error.message
+
+    assert outcome(presented_key) == outcome(read_any_key)

@@ -104,7 +104,7 @@ from app.telemetry import RecentRequests, TracedRequests
 from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import tracer_for
-from app.usage import Budgets, Ledger, RequestHistory, usage_report
+from app.usage import Budgets, Ledger, LoadMinutes, RequestHistory, usage_report
 from app.usage.alerts import Alerts
 from engines.base import EngineState
 from engines.process import running_engines
@@ -448,6 +448,7 @@ def _console(application: Application) -> Console:
         draining=lambda: admission.draining,
         price_of=application.ledger.price_of,
         metrics=application.metrics,
+        minutes=LoadMinutes(application.database, application.ledger.gateway),
         settings=lambda: application.settings,
         devices=application.fleet.builder.devices,
         in_flight=lambda: admission.in_flight,

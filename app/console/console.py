@@ -19,6 +19,7 @@ from app.console.history import History, Load
 from app.console.key_names import KeyNames
 from app.console.keys import KeyPages, keys_pages
 from app.console.live import Drain, LiveSource
+from app.console.minutes import MinuteRecorder
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
@@ -35,6 +36,7 @@ from app.relay import Relay, RequestDirectory
 from app.routing import Catalogue
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
+from app.usage import LoadMinutes
 from engines.gpu import Device
 
 
@@ -54,6 +56,7 @@ class Console:
     price_of: PriceOf
     owner_store: OwnerStore
     metrics: Metrics
+    minutes: LoadMinutes
     # Those in force.
     settings: Callable[[], Settings]
     # Blocks.
@@ -69,7 +72,7 @@ class Console:
     _history: History = field(init=False)
     _memory: MemoryReader = field(init=False)
     _drain: Drain = field(init=False)
-    _sampling: asyncio.Task[None] | None = field(init=False, default=None)
+    _sampling: list[asyncio.Task[None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._renderer = Renderer(lambda: self.settings().usage.currency or "")
@@ -99,7 +102,7 @@ class Console:
         }
         return [
             Frame(self._sign_in, renderer, live, self._drain, self.metrics).router(),
-            overview_router(renderer, overview),
+            overview_router(renderer, overview, self.minutes),
             models_router(renderer, self._views),
             engines_router(renderer, self._views),
             self._request_pages().router(),
@@ -143,13 +146,17 @@ class Console:
         return PlaygroundHandlers(replace(relay, authenticator=callers)).find_handler
 
     def start(self) -> None:
-        """Begin to read the counters for the history of the last hour."""
-        self._sampling = asyncio.create_task(self._history.run(), name="history of the console")
+        """Begin to read the counters for the charts."""
+        recorder = MinuteRecorder(self._history, self.minutes)
+        self._sampling = [
+            asyncio.create_task(self._history.run(), name="history of the console"),
+            asyncio.create_task(recorder.run(), name="minutes of the console"),
+        ]
 
     async def aclose(self) -> None:
         """End the tasks of the console."""
-        if self._sampling is not None:
-            self._sampling.cancel()
-            await asyncio.gather(self._sampling, return_exceptions=True)
+        for task in self._sampling:
+            task.cancel()
+        await asyncio.gather(*self._sampling, return_exceptions=True)
         await self._drain.aclose()
         await self._memory.aclose()

@@ -83,8 +83,11 @@ class History:
 
     def read(self) -> None:
         """Add a reading."""
-        totals = read_totals(self._metrics)
-        self._readings.append(Reading(self._clock(), totals, self._load()))
+        self._readings.append(self.now())
+
+    def now(self) -> Reading:
+        """Return the counters of this moment."""
+        return Reading(self._clock(), read_totals(self._metrics), self._load())
 
     def readings(self) -> Sequence[Reading]:
         """Return all readings, oldest first."""
@@ -115,7 +118,7 @@ def samples_of(readings: Sequence[Reading]) -> list[Sample]:
         samples.append(
             Sample(
                 at=now.at,
-                tokens_per_s=_tokens_between(before, now) / elapsed,
+                tokens_per_s=tokens_between(before, now) / elapsed,
                 in_flight=now.load.in_flight,
                 waiting=now.totals.waiting,
                 ttft_p50=quantile(0.5, bounds, counts),
@@ -127,7 +130,7 @@ def samples_of(readings: Sequence[Reading]) -> list[Sample]:
     return samples
 
 
-def _tokens_between(before: Reading, now: Reading) -> int:
+def tokens_between(before: Reading, now: Reading) -> int:
     """Return the tokens generated between two readings.
 
     Those of answers in flight are estimates, which the count of a completed one may fall below.

@@ -1,5 +1,6 @@
 """The overview: what runs, what loads, what failed and why, and the last hour as charts."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter, Request, Response
@@ -9,12 +10,17 @@ from app.console.devices import MemoryReader, device_memory, engine_memory
 from app.console.fleet_view import FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Reading, Sample, last_hour
 from app.console.live import LivePage, Regions, Render
+from app.console.minutes import MINUTE_S, samples_of_minutes, step_of
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
+from app.database import DatabaseError
+from app.usage import LoadMinute, LoadMinutes
 
 # A reading may come late; two that are missing are a gap.
 GAP_S = 2.5 * INTERVAL_S
+# Spans of the charts of stored minutes, in hours.
+STORED_HOURS = ("6", "24", "168")
 
 
 class Overview:
@@ -60,13 +66,20 @@ class Overview:
         return charts
 
 
-def charts_of(samples: Sequence[Sample]) -> dict[str, Chart]:
-    """Return the charts of the last hour, by name."""
-    end = samples[-1].at if samples else 0.0
+def charts_of(
+    samples: Sequence[Sample],
+    end: float | None = None,
+    span_s: float = SPAN_S,
+    gap_s: float = GAP_S,
+) -> dict[str, Chart]:
+    """Return the charts of the time before `end`, by name; None: of the last hour in samples."""
+    if end is None:
+        end = samples[-1].at if samples else 0.0
+    begin = end - span_s
 
     def draw(*reads: Callable[[Sample], float | None]) -> Chart:
         series = [[(sample.at, read(sample)) for sample in samples] for read in reads]
-        return chart(series, end - SPAN_S, end, GAP_S)
+        return chart(series, begin, end, gap_s)
 
     return {
         "tokens": draw(lambda sample: sample.tokens_per_s),
@@ -76,22 +89,46 @@ def charts_of(samples: Sequence[Sample]) -> dict[str, Chart]:
     }
 
 
-def overview_router(renderer: Renderer, overview: Overview) -> APIRouter:
+def overview_router(renderer: Renderer, overview: Overview, minutes: LoadMinutes) -> APIRouter:
     """Return the route of the overview."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
 
     @router.get("/overview")
-    async def show(request: Request) -> Response:
+    async def show(request: Request, hours: str = "1") -> Response:
         parts, readings = overview.parts(), overview.readings()
+        span_h = int(hours) if hours in STORED_HOURS else 1
+        fault, stored, now = "", None, time.time()
+        if span_h > 1:
+            try:
+                stored = await minutes.read(now - span_h * 3600)
+            except DatabaseError:
+                span_h, fault = 1, "The database cannot be read now: this is the last hour."
 
         def render() -> Response:
-            charts = overview.charts(readings)
-            visitor = visitor_of(request)
-            return renderer.page(visitor, "overview.html", parts_of=parts, charts=charts)
+            if stored is None:
+                charts = overview.charts(readings)
+            else:
+                charts = stored_charts(stored, now, span_h * 3600)
+            return renderer.page(
+                visitor_of(request),
+                "overview.html",
+                parts_of=parts,
+                charts=charts,
+                hours=span_h,
+                choices=("1", *STORED_HOURS),
+                fault=fault,
+            )
 
         return await renderer.in_thread(render)
 
     return router
+
+
+def stored_charts(minutes: Sequence[LoadMinute], end: float, span_s: float) -> Mapping[str, Chart]:
+    """Return the charts of stored minutes before `end`."""
+    step = step_of(span_s)
+    gap_s = 1.5 * step * MINUTE_S
+    return charts_of(samples_of_minutes(minutes, step), end, span_s, gap_s)
 
 
 def live_overview(renderer: Renderer, overview: Overview) -> LivePage:

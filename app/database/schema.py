@@ -194,6 +194,20 @@ usage_by_owner = Table(
     Index("ix_usage_by_owner_day", "day"),
 )
 
+# What happened in each minute at each gateway, for the charts of the console.
+load_minutes = Table(
+    "load_minutes",
+    metadata,
+    Column("minute", BigInteger, primary_key=True, autoincrement=False),  # since 1970
+    Column("gateway", String(16), primary_key=True),  # the random name of a process
+    Column("tokens", BigInteger, nullable=False),
+    Column("errors", BigInteger, nullable=False),
+    Column("refused", BigInteger, nullable=False),
+    Column("in_flight", Integer, nullable=False),
+    Column("waiting", Integer, nullable=False),
+    Column("ttft", JSON, nullable=False),  # counts by bucket
+)
+
 # Budget alerts, each inserted once by the first gateway that detects it, and kept until its period
 # is long over. Undelivered rows are the queue from which all gateways send.
 budget_alerts = Table(

@@ -9,6 +9,7 @@ back. Alerts on budgets are in `app.usage.alerts`.
 from app.usage.budget_report import BudgetUse, budget_report
 from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
 from app.usage.ledger import Ledger
+from app.usage.load_minutes import LoadMinute, LoadMinutes
 from app.usage.records import Price
 from app.usage.report import GROUPS, UsageRow, usage_report
 from app.usage.request_history import Order, Place, RequestFilter, RequestHistory
@@ -35,6 +36,8 @@ __all__ = (
     "BudgetUse",
     "Budgets",
     "Ledger",
+    "LoadMinute",
+    "LoadMinutes",
     "Measure",
     "Order",
     "Place",

@@ -678,12 +678,13 @@ async def used(database: Database, lane: Lane) -> None:
         await connection.execute(text("SELECT value FROM revision"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fetch", "read"])
 async def test_busy_event_loop_is_no_outage(tmp_path: Path, kind: str) -> None:
     """Each turn of the loop takes as long as the work of all connections that are ready."""
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=0.3)
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=1.0)
     await database.migrate()
-    loop, turn_s, busy = asyncio.get_running_loop(), 0.2 if kind == "fetch" else 0.04, True
+    loop, turn_s, busy = asyncio.get_running_loop(), 0.7 if kind == "fetch" else 0.13, True
 
     def work() -> None:
         until = time.monotonic() + turn_s
@@ -701,5 +702,5 @@ async def test_busy_event_loop_is_no_outage(tmp_path: Path, kind: str) -> None:
             await database.fetch(select(revision.c.value))
     finally:
         busy = False
-    assert loop.time() - began > 0.3, "longer than the deadline"
+    assert loop.time() - began > 1.0, "longer than the deadline"
     await database.close()

@@ -1,0 +1,90 @@
+"""What happened in each minute of the last days, of every gateway of a database.
+
+A row takes about 100 bytes; a gateway writes 1,440 a day.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from sqlalchemy import select
+
+from app.database import Database, Lane, delete_before, dialect_insert
+from app.database.schema import load_minutes
+
+KEPT_S = 8 * 86_400
+
+
+class LoadMinute(msgspec.Struct, frozen=True):
+    """The sums of a minute, and the requests at its end."""
+
+    minute: int  # since 1970
+    tokens: int  # of answers
+    errors: int
+    refused: int
+    in_flight: int
+    waiting: int
+    # Streams by their time to first token, as `app.telemetry.metrics.Totals` has them.
+    ttft: tuple[int, ...]
+
+    def plus(self, other: "LoadMinute") -> "LoadMinute":
+        """Return the sum of the same minute at two gateways."""
+        longest = max(len(self.ttft), len(other.ttft))
+        counts = (one.ttft + (0,) * (longest - len(one.ttft)) for one in (self, other))
+        return LoadMinute(
+            self.minute,
+            self.tokens + other.tokens,
+            self.errors + other.errors,
+            self.refused + other.refused,
+            self.in_flight + other.in_flight,
+            self.waiting + other.waiting,
+            tuple(map(int.__add__, *counts)),
+        )
+
+
+class LoadMinutes:
+    """Writes the minutes of one gateway, and reads those of all. Methods raise DatabaseError."""
+
+    def __init__(
+        self, database: Database, gateway: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`gateway` is the name of this process."""
+        self._database = database
+        self._gateway = gateway
+        self._clock = clock
+
+    async def write(self, minute: LoadMinute) -> None:
+        """Store a minute; the first that is written stays, should the clock have gone back."""
+        row = {**msgspec.structs.asdict(minute), "gateway": self._gateway}
+        insert = dialect_insert(load_minutes, self._database.dialect).values(row)
+        async with self._database.write(Lane.PAGES) as connection:
+            await connection.execute(insert.on_conflict_do_nothing())
+
+    async def read(self, since_s: float) -> Sequence[LoadMinute]:
+        """Return the minutes since a time, in order, each the sum of all gateways."""
+        query = (
+            select(load_minutes)
+            .where(load_minutes.c.minute >= int(since_s // 60))
+            .order_by(load_minutes.c.minute)
+        )
+        sums: dict[int, LoadMinute] = {}
+        async with self._database.read(Lane.PAGES) as connection:
+            for row in await connection.execute(query):
+                one = LoadMinute(
+                    row.minute,
+                    row.tokens,
+                    row.errors,
+                    row.refused,
+                    row.in_flight,
+                    row.waiting,
+                    tuple(row.ttft),
+                )
+                known = sums.get(one.minute)
+                sums[one.minute] = one if known is None else known.plus(one)
+        return list(sums.values())
+
+    async def delete_old(self) -> int:
+        """Delete minutes that are too old; return the number of rows."""
+        table = load_minutes.c
+        before = int((self._clock() - KEPT_S) // 60)
+        return await delete_before(self._database, table.minute, table.minute, before)

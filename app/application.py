@@ -10,6 +10,7 @@ The order of the release:
     engines that have left
     operations, loader                    closed: from now on nothing starts an engine
     engines                               stopped, or released to the next gateway
+    engine alerts                         their task canceled; what is not delivered is lost
     load sharing                          its task canceled; then the other gateways are told
     limiter                               queued releases sent; then its task is canceled
     ledger                                waiting records written; then its task is canceled
@@ -37,7 +38,14 @@ from app.admission import Admission
 from app.asgi import Dispatcher
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.database import BackupSchedule, Database, DatabaseUnavailable, SharedSecret
-from app.fleet import DiscoveredServers, EngineLifecycle, EnginesPage, Fleet, ModelOperations
+from app.fleet import (
+    DiscoveredServers,
+    EngineAlerts,
+    EngineLifecycle,
+    EnginesPage,
+    Fleet,
+    ModelOperations,
+)
 from app.limits import Limiter
 from app.relay import RelayServices, RequestDirectory, RequestsInFlight
 from app.reload import Reloader
@@ -94,6 +102,7 @@ class Application:
     in_flight: RequestsInFlight
     requests: RequestDirectory
     alerts: Alerts | None
+    engine_alerts: EngineAlerts | None
     backups: BackupSchedule | None
     loop_lag: EventLoopLag = field(default_factory=EventLoopLag)
     # What the server serves: the data plane without ASGI, and FastAPI for everything else.
@@ -153,6 +162,8 @@ class Application:
                 stack.push_async_callback(self.load_sharing.close)
                 _run_until_release(stack, self.load_sharing.run(), "share load")
             await self._log_missing_key()
+            if self.engine_alerts is not None:
+                _run_until_release(stack, self.engine_alerts.run(), "engine alerts")
             stack.push_async_callback(self.engine_lifecycle.stop_engines)
             self.loader.start()
             stack.push_async_callback(self.loader.close)

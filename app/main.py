@@ -72,6 +72,7 @@ from app.fleet import (
     Builder,
     DetachedEngines,
     DiscoveredServers,
+    EngineAlerts,
     EngineLifecycle,
     EnginesPage,
     Fleet,
@@ -97,7 +98,7 @@ from app.request_body import BodyMemory, CacheSalts
 from app.residency import OnDemandLoader
 from app.routing import Catalogue, Model
 from app.scaling import Autoscaler
-from app.settings import InForce, Settings, StateSettings
+from app.settings import AlertsSettings, InForce, Settings, StateSettings
 from app.sharing import LoadSharing, load_sharing_on
 from app.stored import StoredResponses
 from app.telemetry import RecentRequests, TracedRequests
@@ -106,6 +107,7 @@ from app.telemetry.metrics import Metrics
 from app.telemetry.traces import tracer_for
 from app.usage import Budgets, Ledger, LoadMinutes, RequestHistory, usage_report
 from app.usage.alerts import Alerts
+from app.webhook import Webhook
 from engines.base import EngineState
 from engines.process import running_engines
 
@@ -255,7 +257,7 @@ def _callers(settings: Settings, stores: _Stores, observers: _Observers) -> _Cal
     usage = settings.usage
     ledger = Ledger(database, metrics, prices, usage.retention_days, currency=usage.currency)
     alerts = None
-    if settings.alerts.webhook_url is not None:
+    if settings.alerts.webhook_url is not None and "budgets" in settings.alerts.events:
         alerts = Alerts(
             settings.alerts, database, metrics, lambda: ledger.written,
             currency=lambda: ledger.currency,
@@ -429,8 +431,17 @@ def _application(
             callers.ledger.gateway,
         ),
         alerts=callers.alerts,
+        engine_alerts=_engine_alerts(engines.in_force.settings.alerts, engines.catalogue, metrics),
         backups=_backups(engines.in_force.settings.state, metrics),
     )
+
+
+def _engine_alerts(
+    settings: AlertsSettings, catalogue: Catalogue, metrics: Metrics
+) -> EngineAlerts | None:
+    if settings.webhook_url is None or "engines" not in settings.events:
+        return None
+    return EngineAlerts(Webhook(settings), catalogue, metrics)
 
 
 def _console(application: Application) -> Console:

@@ -6,12 +6,14 @@ builds them, `preflight` finds those that cannot start, `starting` starts them, 
 those that leave. `rollout` replaces engines: `takeover` decides whether two can run at once,
 `resources` what is free for that, `moves` which streams go on elsewhere. `members` has servers join
 and leave. `startup` starts the engines with the gateway and stops or releases them at its end.
-`operations` and `report` are what operators do and see, `engines_page` the metrics of all engines.
+`operations` and `report` are what operators do and see, `engines_page` the metrics of all engines,
+`engine_alerts` what a webhook is told of them.
 """
 
 from app.fleet.builder import Builder, EnginesByModel, Placed
 from app.fleet.deployment import DeployedEngine, ModelDeployment
 from app.fleet.detached import STOP_GRACE_S, DetachedEngines
+from app.fleet.engine_alerts import EngineAlerts
 from app.fleet.engine_plan import (
     EngineConfig,
     EnginePlan,
@@ -65,6 +67,7 @@ __all__ = [
     "DeployedEngine",
     "DetachedEngines",
     "DiscoveredServers",
+    "EngineAlerts",
     "EngineConfig",
     "EngineLifecycle",
     "EnginePlan",

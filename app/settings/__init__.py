@@ -14,7 +14,7 @@ traces, logs). `make schema` then writes it into the JSON Schema, docs/settings.
     secrets     keys, and what the file may not hold
 """
 
-from app.settings.alerts import AlertsSettings
+from app.settings.alerts import AlertsSettings, WebhookFormat
 from app.settings.console import ConsoleSettings
 from app.settings.explain import explain_value
 from app.settings.fallbacks import find_fallback_fault
@@ -67,6 +67,7 @@ __all__ = (
     "StateSettings",
     "TracesSettings",
     "UsageSettings",
+    "WebhookFormat",
     "check_log_name",
     "count_values",
     "database_url",

@@ -1,8 +1,8 @@
-"""The section `alerts`: a webhook for budgets, signed as Standard Webhooks specifies."""
+"""The section `alerts`: a webhook for alerts on budgets and engines."""
 
 from base64 import b64decode
 from contextlib import suppress
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -10,6 +10,7 @@ from app.settings.urls import split_http_url
 from engines.spec import SpecModel
 
 WEBHOOK_PREFIX = "whsec_"
+WebhookFormat = Literal["generic", "slack", "feishu", "teams"]
 
 
 def signing_key(secret: str) -> bytes:
@@ -27,11 +28,22 @@ def signing_key(secret: str) -> bytes:
 
 
 class AlertsSettings(SpecModel):
-    """Webhook alerts on budgets."""
+    """Webhook alerts on budgets and engines."""
 
     webhook_url: SecretStr | None = Field(
         None,
-        description="URL that receives budget alerts by HTTP POST. Default: no alerts are sent.",
+        description="URL that receives alerts by HTTP POST. Default: no alerts are sent.",
+    )
+    webhook_format: WebhookFormat = Field(
+        "generic",
+        description="Form of the messages. generic: JSON with every value, signed as Standard "
+        "Webhooks specifies; slack, feishu, teams: a text for an incoming webhook of the chat, "
+        "unsigned, since its URL is the secret.",
+    )
+    events: tuple[Literal["budgets", "engines"], ...] = Field(
+        ("budgets", "engines"),
+        description="What is reported. budgets: shares of budgets and refused requests; engines: "
+        "engines that failed, were restarted and are back.",
     )
     webhook_secret: SecretStr | None = Field(
         None,
@@ -70,7 +82,8 @@ class AlertsSettings(SpecModel):
 
     @model_validator(mode="after")
     def _check_secret(self) -> Self:
-        if self.webhook_url is not None and self.webhook_secret is None:
+        signed = self.webhook_format == "generic"
+        if signed and self.webhook_url is not None and self.webhook_secret is None:
             raise ValueError(
                 "webhook_url needs a secret to sign alerts: set GATEWAY_ALERTS__WEBHOOK_SECRET"
             )

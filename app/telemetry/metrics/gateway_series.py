@@ -252,7 +252,7 @@ class Metrics:
     alerts: Annotated[
         Counter,
         "gateway_alerts_total",
-        "Delivery attempts of budget alerts: delivered, failed (will be retried), given_up "
+        "Delivery attempts of alerts: delivered, failed (will be retried), given_up "
         "(the last of 20 attempts).",
         ("outcome",),
         ("delivered", "failed", "given_up"),

@@ -10,20 +10,16 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from app.database import Database, DatabaseError
 from app.settings import AlertsSettings
 from app.telemetry.metrics import Metrics
-from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
+from app.usage.alerts.message import Alert, message_of
 from app.usage.alerts.outbox import Outbox, Reached
 from app.usage.budgets import BudgetAccount
 from app.usage.spending import MEASURES, BudgetSubject, Measure, Period, Spent
 from app.usage.written_spending import written_spending
-
-if TYPE_CHECKING:  # imported only where alerts are sent: 8 MiB
-    import httpx
+from app.webhook import ATTEMPT_S, Webhook, pause_s
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +32,7 @@ SEND_BATCH = 8
 # created or that are due for a retry.
 CHECK_S = 1.0
 POLL_S = 5.0
-# Timeouts of one attempt, and of the final check when the gateway exits.
-ATTEMPT_S = 10.0
+# Timeout of the final check when the gateway exits.
 CLOSE_S = 5.0
 RETENTION_EVERY_S = 3600.0
 # Shares that are known to be in the database, so that they are not written every second.
@@ -87,9 +82,7 @@ class Alerts:
         poll_s: float = POLL_S,
         attempt_s: float = ATTEMPT_S,
     ) -> None:
-        assert settings.webhook_url is not None
-        self._url = settings.webhook_url.get_secret_value()
-        self._keys = settings.signing_keys()
+        self._webhook = Webhook(settings, clock=clock, attempt_s=attempt_s)
         self._permilles = [round(share * 1000) for share in settings.budget_shares]
         self._database = database
         self._outbox = Outbox(database)
@@ -100,19 +93,12 @@ class Alerts:
         self._chance = chance
         self._look_s = check_s
         self._poll_s = poll_s
-        self._attempt_s = attempt_s
         self._waiting: dict[BudgetAccount, _Waiting] = {}
         self._known: set[tuple[str | int, ...]] = set()
         self._claimed: dict[str, Alert] = {}
         self._made = asyncio.Event()  # an alert was made here
         self._running: asyncio.Task[None] | None = None
         self._failing = False  # the database did not answer the last time
-        self._transport: httpx.AsyncBaseTransport | None = None
-
-    def __repr__(self) -> str:
-        """Return where alerts go, without the path, which may be a secret."""
-        parts = urlsplit(self._url)
-        return f"<Alerts {parts.scheme}://{parts.hostname}>"
 
     # Events from `Budgets`
 
@@ -139,8 +125,7 @@ class Alerts:
     async def run(self) -> None:
         """Look at spending and send alerts, until `close` or a cancellation."""
         self._running = asyncio.current_task()
-        # Reading the certificates of authorities takes 20 ms.
-        self._transport = await asyncio.to_thread(_transport)
+        await self._webhook.open()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._check_forever(), name="check budgets")
             tasks.create_task(self._send_forever(), name="send alerts")
@@ -155,8 +140,7 @@ class Alerts:
                 await self._check()
                 if self._claimed:
                     await self._outbox.release(list(self._claimed), self._now_ms())
-        if self._transport is not None:
-            await self._transport.aclose()
+        await self._webhook.close()
 
     # Looking
 
@@ -232,7 +216,7 @@ class Alerts:
 
     async def _send(self, alert: Alert) -> None:
         """Make one attempt, and record its result unless the database is unavailable."""
-        fault = await self._fault_of(alert)
+        fault = await self._webhook.send(message_of(alert, self._currency()))
         due_ms = None
         if fault is None:
             self._metrics.alerts.add(("delivered",))
@@ -249,26 +233,6 @@ class Alerts:
         with self._logging_outages():  # it is sent again when its lease ends
             await self._outbox.settle(alert.id, due_ms)
         self._claimed.pop(alert.id, None)
-
-    async def _fault_of(self, alert: Alert) -> str | None:
-        """Send an alert; return why it was not delivered, None if it was."""
-        import httpx
-
-        assert self._transport is not None
-        body = body_of(alert, self._currency())
-        headers = headers_of(alert.id, int(self._clock()), body, self._keys)
-        try:
-            request = httpx.Request("POST", self._url, headers=headers, content=body)
-            async with asyncio.timeout(self._attempt_s):
-                # Not by a client, which would log the URL. A redirect is an answer like others.
-                response = await self._transport.handle_async_request(request)
-                await response.aclose()
-        except TimeoutError:
-            return f"no answer within {self._attempt_s:g} s"
-        except Exception as error:  # noqa: BLE001 - none of them may end the sending of others
-            words = str(error) if isinstance(error, httpx.TransportError) else ""
-            return f"{type(error).__name__} {words}".strip()
-        return None if response.is_success else f"the receiver answered {response.status_code}"
 
     # Common
 
@@ -322,9 +286,3 @@ def reached_shares(
 
 def _identity(one: Reached) -> tuple[str | int, ...]:
     return one.subject, one.name, one.period, one.day, one.measure, one.budget, one.permille
-
-
-def _transport() -> "httpx.AsyncBaseTransport":
-    import httpx
-
-    return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=SEND_BATCH))

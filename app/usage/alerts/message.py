@@ -1,28 +1,16 @@
-"""The message of an alert, its signature and its retry schedule. Pure.
+"""The message of an alert on a budget. Pure."""
 
-Signed according to the Standard Webhooks specification (https://www.standardwebhooks.com, v1).
-"""
-
-import base64
-import hmac
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from hashlib import sha256
+from datetime import datetime, timedelta
 from typing import Any
 
 from app.money import amount_of
 from app.usage.records import start_of
 from app.usage.spending import BudgetSubject, Measure, Period, Words
+from app.webhook import Message, written_time
 
 SHARE_REACHED = "budget.share_reached"
 REQUEST_REFUSED = "budget.request_refused"
-# Doubled with every attempt: ten attempts in the first hour and a half, then one an hour.
-FIRST_PAUSE_S = 5.0
-MAX_PAUSE_S = 3600.0
-# The last attempt is some twelve hours after the first.
-MAX_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +40,14 @@ class Alert:
         words = Words(self.measure, currency)
         often = "daily" if self.period == "day" else "monthly"
         budget = f"{often} {words.budget} of {words.amount(self.budget)}"
-        whose = f"{self.subject} {self.name}"
+        named = f" ({self.key_name})" if self.key_name else ""
+        whose = f"{self.subject} {self.name}{named}"
         if self.permille:
             return f"{whose} reached {self.permille / 10:g} % of its {budget}"
         return f"a request of {whose} was refused by its {budget}"
 
 
-def body_of(alert: Alert, currency: str = "") -> bytes:
+def message_of(alert: Alert, currency: str = "") -> Message:
     """Return the message, which is the same in every attempt."""
     data: dict[str, Any] = {"subject": alert.subject}
     if alert.subject == "key":
@@ -67,8 +56,8 @@ def body_of(alert: Alert, currency: str = "") -> bytes:
         data |= {"owner": alert.name}
     data |= {
         "period": alert.period,
-        "starts_at": _written(start_of(alert.day)),
-        "resets_at": _written(end_of(alert.period, alert.day)),
+        "starts_at": written_time(start_of(alert.day)),
+        "resets_at": written_time(end_of(alert.period, alert.day)),
     }
     if alert.measure == "tokens":
         data |= {"budget_tokens": alert.budget, "used_tokens": alert.used}
@@ -81,8 +70,9 @@ def body_of(alert: Alert, currency: str = "") -> bytes:
     if alert.permille:
         data["share"] = alert.permille / 1000
     kind = SHARE_REACHED if alert.permille else REQUEST_REFUSED
-    moment = datetime.fromtimestamp(alert.at_ms / 1000, UTC)
-    return json.dumps({"type": kind, "timestamp": _written(moment), "data": data}).encode()
+    return Message(
+        id=alert.id, kind=kind, at_s=alert.at_ms / 1000, data=data, text=alert.text(currency)
+    )
 
 
 def end_of(period: Period, day: str) -> datetime:
@@ -92,32 +82,3 @@ def end_of(period: Period, day: str) -> datetime:
         return begin + timedelta(days=1)
     # 32 days after the first of a month are in the next.
     return (begin + timedelta(days=32)).replace(day=1)
-
-
-def headers_of(webhook_id: str, at_s: int, body: bytes, keys: Sequence[bytes]) -> dict[str, str]:
-    """Return the headers of a message sent at a moment, with a signature by each key."""
-    signed = b"%b.%d.%b" % (webhook_id.encode(), at_s, body)
-    signatures = (base64.b64encode(hmac.digest(key, signed, sha256)).decode() for key in keys)
-    return {
-        "content-type": "application/json",
-        "user-agent": "vllm-gateway",
-        "webhook-id": webhook_id,
-        "webhook-timestamp": str(at_s),
-        "webhook-signature": " ".join(f"v1,{one}" for one in signatures),
-    }
-
-
-def pause_s(attempts: int, chance: float) -> float | None:
-    """Return the seconds until the next attempt; None: there is none.
-
-    Exponential backoff with jitter: `chance`, from 0 to 1, takes off up to half, so that alerts
-    that failed together are not retried together.
-    """
-    if attempts >= MAX_ATTEMPTS:
-        return None
-    longest_s: float = min(FIRST_PAUSE_S * 2 ** (attempts - 1), MAX_PAUSE_S)
-    return longest_s * (1 - chance / 2)
-
-
-def _written(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -362,9 +362,9 @@ async def test_no_secret_is_in_the_log_or_in_a_representation(
         await gateway.until_count("failed", 1)
         clock.now += 6
         await gateway.until_count("delivered", 1)
-        shown = repr(gateway.alerts)
+        shown = repr(gateway.alerts._webhook)
     assert "delivered: key key-1 reached 80 % of its daily budget of 1,000 tokens" in caplog.text
-    assert shown == "<Alerts http://127.0.0.1>"
+    assert shown == "<Webhook http://127.0.0.1>"
     for secret in ("a-secret-path", SECRET, SECRET[6:30]):
         assert secret not in caplog.text
 

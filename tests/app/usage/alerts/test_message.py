@@ -1,22 +1,11 @@
-"""Messages as Standard Webhooks has them, and when they are sent again."""
+"""Messages of alerts on budgets."""
 
-import base64
 import json
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.usage.alerts.message import (
-    FIRST_PAUSE_S,
-    MAX_ATTEMPTS,
-    MAX_PAUSE_S,
-    Alert,
-    body_of,
-    end_of,
-    headers_of,
-    pause_s,
-)
+from app.usage.alerts.message import Alert, end_of, message_of
 
 OWNER = Alert(
     id="msg_1",
@@ -46,24 +35,8 @@ KEY = Alert(
 )
 
 
-def test_a_message_is_signed_as_the_specification_says() -> None:
-    """The example of the specification's reference implementation."""
-    key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    body = b'{"test": 2432232314}'
-    headers = headers_of("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body, [key])
-    assert headers["webhook-id"] == "msg_p5jXN8AQM9LWM0D4loKWxJek"
-    assert headers["webhook-timestamp"] == "1614265330"
-    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-
-
-def test_during_a_rotation_each_secret_signs() -> None:
-    both = headers_of("m", 1, b"{}", [b"a" * 24, b"b" * 24])["webhook-signature"]
-    each = [headers_of("m", 1, b"{}", [key])["webhook-signature"] for key in (b"a" * 24, b"b" * 24)]
-    assert both == " ".join(each)
-
-
 def test_owner_message_names_share_and_budget() -> None:
-    assert json.loads(body_of(OWNER)) == {
+    assert json.loads(message_of(OWNER).body()) == {
         "type": "budget.share_reached",
         "timestamp": "2026-12-11T14:40:00.000Z",
         "data": {
@@ -81,7 +54,7 @@ def test_owner_message_names_share_and_budget() -> None:
 
 
 def test_a_message_of_a_key_names_it_and_its_owner() -> None:
-    message = json.loads(body_of(KEY))
+    message = json.loads(message_of(KEY).body())
     assert message["type"] == "budget.request_refused"
     assert message["data"] == {
         "subject": "key",
@@ -94,7 +67,7 @@ def test_a_message_of_a_key_names_it_and_its_owner() -> None:
         "budget_tokens": 50,
         "used_tokens": 48,
     }
-    assert str(KEY) == "a request of key k1 was refused by its daily budget of 50 tokens"
+    assert str(KEY) == "a request of key k1 (alice) was refused by its daily budget of 50 tokens"
 
 
 @pytest.mark.parametrize(
@@ -104,17 +77,10 @@ def test_a_month_ends_with_the_next_ones_first(day: str, end: str) -> None:
     assert end_of("month", day).date().isoformat() == end
 
 
-@given(st.integers(1, MAX_ATTEMPTS - 1), st.floats(0, 1))
-def test_backoff_grows_to_a_maximum_with_jitter(attempts: int, chance: float) -> None:
-    longest = pause_s(attempts, 0.0)
-    pause = pause_s(attempts, chance)
-    assert longest is not None
-    assert pause is not None
-    assert longest / 2 <= pause <= longest <= MAX_PAUSE_S
-    assert longest == min(FIRST_PAUSE_S * 2 ** (attempts - 1), MAX_PAUSE_S)
-
-
-def test_attempts_are_bounded() -> None:
-    assert pause_s(MAX_ATTEMPTS, 0.0) is None
-    total = sum(pause_s(number, 0.0) or 0 for number in range(1, MAX_ATTEMPTS))
-    assert 10 * 3600 < total < 13 * 3600
+def test_a_budget_in_money_names_amounts_and_currency() -> None:
+    alert = replace(OWNER, measure="cost", budget=12_500_000_000, used=10_000_000_001)
+    message = message_of(alert, "EUR")
+    data = json.loads(message.body())["data"]
+    assert (data["budget_cost"], data["used_cost"], data["currency"]) == (12.5, 10.000000001, "EUR")
+    assert "budget_tokens" not in data
+    assert message.text == "owner research reached 80 % of its monthly cost budget of 12.50 EUR"

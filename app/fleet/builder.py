@@ -152,6 +152,7 @@ class Builder:
                 gpus=self._gpus(config),
                 accelerator=lambda: self.accelerator,
                 mark=config_hash(model, config),
+                downloads=self._launcher is None,
             )
             return Replica(engine, model, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):

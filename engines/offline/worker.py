@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engines.hub import hub_fault
 from engines.offline.job import Job
 from engines.offline.reasoning import END, START, Answer, ends_in_thought, split_reasoning
 from engines.spec import explain_removed_flag, nearest_flag
@@ -83,6 +84,10 @@ def main(fd: int) -> None:
 
 def run(job: Job, channel: CommandChannel) -> None:
     """Run a job. Raises UserError; other exceptions are vLLM's, and their trace goes to the log."""
+    given = {_flag(key): value for key, value in job.engine}
+    if (fault := hub_fault(job.model, given)) is not None:
+        raise UserError(fault)  # before vLLM is imported, which takes half a minute
+
     from vllm import LLM
     from vllm.platforms import current_platform
 

@@ -119,6 +119,11 @@ def _parser(match: re.Match[str]) -> str:
     return f"the tokenizer of this model has no such tokens: choose another args: {flag}"
 
 
+_DOWNLOAD_ADVICE = (
+    "mend model if it is meant to be a directory, download the model beforehand, or see that this "
+    "machine reaches the hub (env: HTTPS_PROXY, HF_ENDPOINT for a mirror, VLLM_USE_MODELSCOPE: 1 "
+    "for ModelScope)"
+)
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 # The first match decides. Matched against the error's text.
 _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
@@ -235,8 +240,16 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
             r"(?i)couldn't connect to|max retries exceeded|connection (?:error|refused|reset)|"
             r"read timed out|5\d\d Server Error|name resolution"
         ),
-        "mend model if it is meant to be a directory, download the model beforehand, or see that "
-        "this machine reaches huggingface.co (env: HTTPS_PROXY, HF_ENDPOINT)",
+        _DOWNLOAD_ADVICE,
+    ),
+    (
+        # without a route to the hub; a directory is checked before the start
+        Cause.DOWNLOAD,
+        re.compile(
+            r"Invalid repository ID or local directory specified: "
+            r"'[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}'"
+        ),
+        _DOWNLOAD_ADVICE,
     ),
     (
         Cause.CORRUPT_FILES,

@@ -256,13 +256,15 @@ class ProcessEngine(SupervisedEngine):
         gpus: Collection[int] | None = None,
         accelerator: Callable[[], Accelerator] = HostMemory,
         mark: str | None = None,
+        downloads: bool = False,
     ) -> None:
         """`env` overrides the gateway's variables, and the spec's override `env`.
 
         `turn` is held while the engine loads. With `keep` the engine outlives the gateway. Media
         are fetched from `media_domains` only. `withheld` names variables that are not inherited.
         `gpus` are the GPUs that it may use (None: all); `accelerator` reads their memory and may
-        block. The next gateway identifies the engine's configuration by its `mark`.
+        block. The next gateway identifies the engine's configuration by its `mark`. `downloads`:
+        the launcher is vLLM's, which downloads models.
         """
         directory = run_dir / name
         command = [
@@ -284,6 +286,7 @@ class ProcessEngine(SupervisedEngine):
             env=env or {},
             keep=keep,
             withheld=withheld,
+            downloads=downloads,
             origin=None
             if mark is None
             else LaunchOrigin(mark, None if gpus is None else tuple(gpus)),

@@ -21,6 +21,10 @@ LOG = "engine.log"
 SOCKET = "http.sock"
 
 
+class HubUnreachable(LaunchError):
+    """The model has to be downloaded, and its hub cannot be reached."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchOrigin:
     """The configuration that an engine was started from, for a gateway that finds it running.
@@ -50,6 +54,8 @@ class Launch:
     # Variables that it does not inherit; a reload may add some.
     withheld: Collection[str] = ()
     origin: LaunchOrigin | None = None
+    # Before a start, whether the model's hub can be reached is checked. Not for other launchers.
+    downloads: bool = False
     # What it takes of a cluster; another place needs another start.
     place: str = ""
 

@@ -21,7 +21,7 @@ from engines.output.failure import Cause
 from engines.output.startup import StartupLog
 from engines.process import watchdog
 from engines.process.host import EngineHost, EngineProcesses, HostUnavailable
-from engines.process.launch import Launch
+from engines.process.launch import HubUnreachable, Launch
 from engines.process.shared_state import DesiredState, SharedState
 from engines.process.sleep_mode import SleepFault, put_to_sleep, wake
 from engines.process.watchdog import Sample, Watchdog, stopped, take_sample
@@ -194,6 +194,8 @@ class EngineRun:
             return None
         if isinstance(error, HostUnavailable):
             return Failure(str(error), no_place=True)
+        if isinstance(error, HubUnreachable):
+            return Failure(str(error), cause=Cause.DOWNLOAD)
         missing = self._launch.missing_model() is not None
         cause = Cause.MISSING_FILES if missing else Cause.OTHER
         return Failure(str(error), permanent=True, cause=cause)

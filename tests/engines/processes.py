@@ -27,6 +27,7 @@ def build(
     restart: dict[str, float] = NEVER,
     keep: bool = False,
     turn: asyncio.Semaphore | None = None,
+    downloads: bool = False,
     **fields: Any,
 ) -> ProcessEngine:
     """Return an engine that is not started. The caller stops it."""
@@ -34,7 +35,14 @@ def build(
         {"kind": "process", "model": "m", "restart": restart, **fields}
     )
     return ProcessEngine(
-        name, spec, served_name="demo", run_dir=run_dir, launcher=launcher, keep=keep, turn=turn
+        name,
+        spec,
+        served_name="demo",
+        run_dir=run_dir,
+        launcher=launcher,
+        keep=keep,
+        turn=turn,
+        downloads=downloads,
     )
 
 

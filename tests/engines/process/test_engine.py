@@ -17,6 +17,7 @@ from engines.base import EngineNotReady, EngineState
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
 from tests.engines.processes import LAUNCHER, Make, ask, build, chat, family, gone, ready
+from tests.gateway import free_port
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,17 @@ async def test_engine_starts_serves_and_stops(make: Make) -> None:
     assert gone(processes)
     with pytest.raises(EngineNotReady):
         await ask(engine)
+
+
+async def test_model_that_cannot_be_downloaded_fails_before_a_process_starts(
+    make: Make, tmp_path: Path
+) -> None:
+    env = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+    engine = make(model="org/name", env=env, downloads=True)
+    with pytest.raises(EngineNotReady, match=r"org/name is not on this machine.*HF_ENDPOINT"):
+        await ready(engine)
+    assert engine.state is EngineState.FAILED
+    assert not (tmp_path / "demo-0" / "engine.log").exists()
 
 
 async def test_two_callers_start_one_engine(make: Make, tmp_path: Path) -> None:

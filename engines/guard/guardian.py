@@ -86,21 +86,38 @@ class RotatingLog:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.open()
+        self.missing = 0  # bytes that could not be written since the last that could
+        self.file, self.size = self.open()
 
-    def open(self) -> None:
+    def open(self) -> tuple[int, int]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.file = os.open(self.path, flags, 0o600)
-        self.size = os.fstat(self.file).st_size
+        file = os.open(self.path, flags, 0o600)
+        return file, os.fstat(file).st_size
 
     def write(self, data: bytes) -> None:
         # A full disk must not stop the engine.
-        with contextlib.suppress(OSError):
-            if self.size + len(data) > MAX_LOG_BYTES:
-                os.close(self.file)
-                os.replace(self.path, self.path + ".1")
-                self.open()
-            self.size += os.write(self.file, data)
+        gap = b""
+        if self.missing:
+            gap = b"\n[%d bytes are missing: this file could not be written]\n" % self.missing
+        try:
+            if self.size + len(gap + data) > MAX_LOG_BYTES:
+                self.begin_anew()
+            written = os.write(self.file, gap + data)
+        except OSError:
+            written = 0
+        self.size += written
+        if written < len(gap):
+            self.missing += len(data)
+        else:
+            self.missing = len(gap + data) - written
+
+    def begin_anew(self) -> None:
+        # The old file is closed last: what fails before leaves it as it is, and its number with it.
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.path, self.path + ".1")
+        old = self.file
+        self.file, self.size = self.open()
+        os.close(old)
 
 
 class GatewayConnection:

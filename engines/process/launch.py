@@ -19,6 +19,8 @@ FACTS = "facts.json"
 ORIGIN = "origin.json"
 LOG = "engine.log"
 SOCKET = "http.sock"
+# With less room, a file system is full.
+FULL_BYTES = 64 * 1024
 
 
 class HubUnreachable(LaunchError):
@@ -112,6 +114,15 @@ class Launch:
     def missing_model(self) -> str | None:
         """Return the fault of a model's directory that is not here; None on another machine."""
         return None if isinstance(self.spec, RaySpec) else self.spec.missing_model()
+
+    def disk_is_full(self) -> bool:
+        """Return whether the directory's file system has no room, for bytes or for files."""
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.directory)
+            return disk.f_bavail * disk.f_frsize < FULL_BYTES or (
+                disk.f_files > 0 and disk.f_favail == 0  # some file systems count no files
+            )
+        return False
 
     def set_log_aside(self) -> None:
         """Rename the log of the previous run, so that a new one begins."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +41,20 @@ RETIRE_S = 30.0
 State = EngineState
 
 
+# Faults of a start that end without a change of the configuration: when a disk has room or may be
+# written again, when files, processes and memory are there again.
+PASSING = frozenset(
+    (
+        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,
+        errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM,
+    )
+)  # fmt: skip
+
+
+# The same of a disk, as engines report them.
+DISK_FAULTS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The reason of an end that was not requested."""
@@ -49,6 +65,11 @@ class Failure:
     cause: Cause = Cause.OTHER
     # There is no place for it; another attempt follows, and does not count against the budget.
     no_place: bool = False
+
+    @property
+    def of_disk(self) -> bool:
+        """True if a disk was full or read-only."""
+        return any(text in self.reason for text in DISK_FAULTS)
 
 
 class EngineRun:
@@ -198,7 +219,11 @@ class EngineRun:
             return Failure(str(error), cause=Cause.DOWNLOAD)
         missing = self._launch.missing_model() is not None
         cause = Cause.MISSING_FILES if missing else Cause.OTHER
-        return Failure(str(error), permanent=True, cause=cause)
+        reason = str(error)
+        if isinstance(error, OSError) and error.filename is None:
+            reason = f"{self._launch.directory}: {error.strerror}"
+        passing = isinstance(error, OSError) and error.errno in PASSING
+        return Failure(reason, permanent=not passing, cause=cause, no_place=passing)
 
     async def _wait_until_ready(
         self, guardian: EngineProcesses, exited: asyncio.Task[int], *, adopted: bool
@@ -389,6 +414,8 @@ class EngineRun:
             return Failure(f"it died while serving{at} ({end})")
         self.read_log()
         if (found := self._startup.failure) is None:
-            return Failure(f"it ended while starting{at} ({end})")
+            # Its log, which would say why, is on the same disk.
+            full = ": No space left on device" if self._launch.disk_is_full() else ""
+            return Failure(f"it ended while starting{at} ({end}){full}")
         where = "" if node is None else f" (node {node})"
         return Failure(f"{found}{where}", found.permanent, found.cause)

@@ -244,8 +244,9 @@ class Supervisor:
     async def _wait_for_restart(self, failure: Failure) -> bool:
         """Wait for the backoff of a restart; return False when there will be none."""
         loop, restart = asyncio.get_running_loop(), self._launch.spec.restart
-        if failure.no_place or (failure.permanent and self._has_served):
-            # Its configuration works: an unmounted disk may be mounted again, a node come back.
+        if failure.no_place or ((failure.permanent or failure.of_disk) and self._has_served):
+            # Its configuration works: an unmounted disk may be mounted again, a full one have room,
+            # a node come back.
             wait: float | None = restart.max_backoff_s
         else:
             wait = None if failure.permanent else self._budget.next(self._served_s)

@@ -584,6 +584,9 @@ async def _main(options: argparse.Namespace) -> None:
             "(EngineCore pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache"
         )
         sys.exit(1)
+    if options.fake_full_while is not None and options.fake_full_while.exists():
+        print("OSError: [Errno 28] No space left on device", flush=True)
+        sys.exit(1)
     if options.fake_start == "hang":
         await asyncio.sleep(3600)
     if options.fake_stubborn:
@@ -639,6 +642,7 @@ if __name__ == "__main__":
     parser.add_argument("--middleware")
     parser.add_argument("--ssl-certfile")
     parser.add_argument("--ssl-keyfile")
+    parser.add_argument("--fake-full-while", type=Path)
     parser.add_argument("--fake-start", default="ok")
     parser.add_argument("--fake-tasks", nargs="+")
     # When there is a file: a test decides it.

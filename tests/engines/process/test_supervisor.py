@@ -1,6 +1,7 @@
 """Restart, watchdog, sleep mode and adoption of engines, with real processes."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from engines.base import EngineDied, EngineNotReady, EngineState, Start
-from engines.guard import guardian_client
+from engines.guard import directories, guardian_client
 from engines.guard.guardian_client import GuardianClient
 from engines.process import local_host, watchdog
 from engines.process.engine import ProcessEngine
@@ -92,6 +93,39 @@ class TestRestart:
         await wait_until(lambda: engine.given_up)
         assert engine.restarts == AT_ONCE["budget"]
         assert engine.last_error == "no room for KV cache"
+
+    async def test_engine_starts_by_itself_once_its_disk_has_room(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        faults: list[OSError] = [full, full]
+        make_private = directories.make_private
+
+        def make_on_full_disk(directory: Path) -> None:
+            if faults:
+                raise faults.pop()
+            make_private(directory)
+
+        monkeypatch.setattr(directories, "make_private", make_on_full_disk)
+        engine = make(restart=AT_ONCE)
+        with pytest.raises(EngineNotReady, match="demo-0: No space left on device"):
+            await ready(engine)
+        await wait_until(lambda: engine.state is S.READY)
+        assert engine.restarts == 2
+
+    async def test_full_disk_does_not_use_up_the_budget_of_an_engine_that_has_served(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        full = tmp_path / "full"
+        engine = make(args={"fake-full-while": str(full)}, restart=AT_ONCE)
+        await ready(engine)
+        full.touch()
+        family(engine)[0].kill()
+        await wait_until(lambda: engine.restarts > AT_ONCE["budget"] + 1)
+        assert engine.last_error == "[Errno 28] No space left on device"
+        assert not engine.given_up
+        full.unlink()
+        await wait_until(lambda: engine.state is S.READY)
 
     async def test_load_time_does_not_count_as_service(self, make: Make) -> None:
         shorter_than_a_load = {**AT_ONCE, "window_s": 0.001}

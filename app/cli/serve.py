@@ -1,5 +1,6 @@
 """`vllm-gateway serve`: run the gateway."""
 
+import gc
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the gateway."""
+    gc.disable()  # imports leave nothing to collect: a sixth of their time; `run` enables it
     from app.server import read_or_create_key
     from app.server import serve as run
     from app.telemetry.logs import configured_log

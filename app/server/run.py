@@ -74,6 +74,7 @@ def serve(
         # Requests leave no cycles: a collection every 700 objects took 3 % of the CPU here. One of
         # 10,000 objects takes 2 ms, during which no token is relayed.
         gc.set_threshold(10_000, 20, 100)
+        gc.enable()  # the command `serve` has disabled it for the start
         application.waits_for_engines = ports.inherited
         run = GatewayRun(application, ports, lock, manager)
         try:

@@ -9,14 +9,14 @@ import re
 
 from app.usage import StreamMeter, Usage
 
-# A member of an object, not text in a string: there, the quotes are escaped. Its value is a string
-# or null. A member that has its copy already is left alone.
-_REASONING = re.compile(
-    rb'(?<=[{,\s])"reasoning":(\s*(?:"[^"\\]*(?:\\.[^"\\]*)*"|null))(?!\s*,\s*"reasoning_content")',
-    re.DOTALL,
+# The name of a member, not text in a string: there, the quotes are escaped.
+_NAME = b'"reasoning":'
+_COPY = b',"reasoning_content":'
+# Its value, a string or null, unless its copy follows already.
+_VALUE = re.compile(
+    rb'\s*(?:"[^"\\]*(?:\\.[^"\\]*)*"|null)(?!\s*,\s*"reasoning_content")', re.DOTALL
 )
-_BOTH = rb'"reasoning":\1,"reasoning_content":\1'
-_NAME = b'"reasoning"'
+_BEFORE_NAME = b"{, \t\r\n"
 
 
 def with_reasoning_content(data: bytes) -> bytes:
@@ -24,7 +24,20 @@ def with_reasoning_content(data: bytes) -> bytes:
 
     The result is the same where it is applied twice.
     """
-    return data if data.find(_NAME) < 0 else _REASONING.sub(_BOTH, data)
+    at = data.find(_NAME)
+    if at < 0:
+        return data
+    pieces: list[bytes] = []
+    sent = 0
+    while at >= 0:
+        begin = at + len(_NAME)
+        value = _VALUE.match(data, begin) if data[at - 1] in _BEFORE_NAME else None
+        if value is not None:
+            pieces += (data[sent : value.end()], _COPY, value[0])
+            sent = value.end()
+        at = data.find(_NAME, begin)
+    pieces.append(data[sent:])
+    return b"".join(pieces)
 
 
 class BothFieldsMeter(StreamMeter):

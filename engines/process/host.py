@@ -77,7 +77,7 @@ class EngineHost(Protocol):
         ...
 
     async def find(self, stopping: Callable[[], bool]) -> EngineProcesses | None:
-        """Return the processes of an earlier run that are left. Raises HostUnavailable.
+        """Return the processes of an earlier run that are left. Raises HostUnavailable, OSError.
 
         Before None is returned, nothing is left of an earlier run. It may be given up when
         `stopping` returns True.

@@ -135,7 +135,7 @@ class EngineRun:
             acquiring = self._queue_for_turn(turn)
             try:
                 guardian = await self._host.find(lambda: self._shared.stopping)
-            except HostUnavailable as error:
+            except (OSError, HostUnavailable) as error:
                 return self._not_started(error)
             if guardian is not None and guardian.fingerprint != self._launch.fingerprint:
                 await turn.aclose()  # its requests may take long to end, and others must not wait

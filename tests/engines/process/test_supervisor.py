@@ -113,6 +113,17 @@ class TestRestart:
         await wait_until(lambda: engine.state is S.READY)
         assert engine.restarts == 2
 
+    async def test_files_of_an_earlier_run_that_cannot_be_removed_are_a_failed_start(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        """As on a disk that has become read-only."""
+        engine = make(restart=AT_ONCE)
+        obstacle = tmp_path / "demo-0" / guardian_client.RECORD_FILE
+        obstacle.mkdir(parents=True)
+        with pytest.raises(EngineNotReady, match=r"Is a directory: .*/demo-0/engine.json"):
+            await ready(engine)
+        obstacle.rmdir()
+
     async def test_full_disk_does_not_use_up_the_budget_of_an_engine_that_has_served(
         self, make: Make, tmp_path: Path
     ) -> None:

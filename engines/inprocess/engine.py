@@ -33,6 +33,7 @@ from engines.base import (
 from engines.guard import directories, scratch
 from engines.guard.marked_processes import kill_marked
 from engines.http import EngineProbe, ResponseBody, scrape_metrics
+from engines.hub import hub_fault
 from engines.inprocess.bridge import Bridge
 from engines.inprocess.hosted import BuildFailed, Construction, end_tracker
 from engines.lifecycle import Event
@@ -288,6 +289,11 @@ class InProcessEngine(Engine):
                 self._log.path.replace(self._log.path.with_suffix(".log.previous"))
         async with self._turn:  # before the first wait: engines load in the order of their start
             await self._sweep()
+            variables = {**os.environ, **self._env}
+            if fault := await asyncio.to_thread(
+                hub_fault, self._spec.model, self._spec.args, variables
+            ):
+                raise BuildFailed(fault)
             if not self._guarded:
                 await self._guard.enter_async_context(_sentinel(self._mark))
                 self._guarded = True

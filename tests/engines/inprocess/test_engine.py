@@ -10,6 +10,7 @@ from engines.base import EngineNotReady, EngineRequest, EngineState
 from engines.inprocess.engine import InProcessEngine
 from engines.process import ProcessEngine
 from engines.spec import InProcessSpec, ProcessSpec
+from tests.gateway import free_port
 
 
 class RecordedTurn(asyncio.Semaphore):
@@ -68,6 +69,17 @@ async def test_missing_model_is_reported_before_anything_is_loaded(tmp_path: Pat
         await one.ensure_ready(asyncio.get_running_loop().time() + 60)
     await one.stop(0.0)
     assert str(one.state) == "stopped"
+
+
+async def test_hub_that_cannot_be_reached_is_reported_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
+    env = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+    one = engine(tmp_path, model="org/name", env=env, restart={"budget": 0})
+    with pytest.raises(EngineNotReady, match=r"org/name is not on this machine.*refused"):
+        await one.ensure_ready(asyncio.get_running_loop().time() + 60)
+    assert one.state is EngineState.FAILED
+    await one.stop(0.0)
 
 
 async def test_stopped_engine_can_be_started_again(tmp_path: Path) -> None:

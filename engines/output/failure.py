@@ -243,6 +243,11 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         _DOWNLOAD_ADVICE,
     ),
     (
+        Cause.MISSING_FILES,
+        re.compile(r"Please install modelscope"),
+        "in a clone: `uv pip install --python .venv modelscope`, since .venv has no pip",
+    ),
+    (
         # without a route to the hub; a directory is checked before the start
         Cause.DOWNLOAD,
         re.compile(

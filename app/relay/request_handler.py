@@ -5,7 +5,8 @@ request, slot and tokens: it may have to ask Redis. Any other request is charged
 before its body is parsed.
 """
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from time import perf_counter
 
 from app.asgi import ClientExchange
@@ -68,8 +69,7 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
             await _serve(services, request, plan, precharged=False)
             return
         request.timeline.note_authenticated()
-        with ExitStack() as held:
-            plan = await _plan_large(services, request, raw, held)
+        async with _charged_plan(services, request, raw) as plan:
             await _serve(services, request, plan, precharged=True)
     finally:
         in_flight.discard(request)
@@ -176,29 +176,25 @@ async def _reserve_budget(
     return budget
 
 
-async def _plan_large(
-    services: RelayServices,
-    request: RequestContext,
-    raw: bytes | None,
-    held: ExitStack,
-) -> BodyPlan:
-    """Charge the request and its slot, read the body, and plan the request.
+@asynccontextmanager
+async def _charged_plan(
+    services: RelayServices, request: RequestContext, raw: bytes | None
+) -> AsyncIterator[BodyPlan]:
+    """Charge a request and its slot, read its body, and plan it; hold slot and memory meanwhile.
 
-    `raw` is the body, if it has arrived. What is taken on the way is pushed on `held`. Raises
-    GatewayError.
+    `raw` is the body, if it has arrived. Raises GatewayError.
     """
     exchange, principal, limit = request.exchange, request.principal, services.bounds.body_bytes
     memory = services.body_memory.open(principal.id, principal.owner_name, exchange.peer)
-    held.enter_context(await _count_request(services, request))
-    held.enter_context(memory)
-    if raw is not None and _is_quick(exchange, raw):
-        request.bytes_in = len(raw)
-        check_size(len(raw), limit)
-        memory.take(len(raw))
-        body = parse(exchange.header(b"content-type"), raw)
-    else:
-        body = await read_and_scan(request, raw, limit, memory, services.scan_turns)
-    return _plan_for_model(services, request, body)
+    with await _count_request(services, request), memory:
+        if raw is not None and _is_quick(exchange, raw):
+            request.bytes_in = len(raw)
+            check_size(len(raw), limit)
+            memory.take(len(raw))
+            body = parse(exchange.header(b"content-type"), raw)
+        else:
+            body = await read_and_scan(request, raw, limit, memory, services.scan_turns)
+        yield _plan_for_model(services, request, body)
 
 
 def _is_quick(exchange: ClientExchange, raw: bytes) -> bool:

@@ -58,7 +58,7 @@ from app.sharing import LoadSharing
 from app.stored import StoredResponses
 from app.telemetry.logs import AccessLog, Levels
 from app.telemetry.metrics import EventLoopLag, Metrics
-from app.usage import Budgets, Ledger
+from app.usage import Budgets, ClockSteps, Ledger
 from app.usage.alerts import Alerts
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
@@ -155,6 +155,7 @@ class Application:
                 stack.push_async_callback(self.alerts.close)
             stack.push_async_callback(self.budgets.close)
             _run_until_release(stack, self.ledger.run(), "write usage")
+            _run_until_release(stack, ClockSteps().run(), "watch the clock")
             stack.push_async_callback(self.ledger.close)
             _run_until_release(stack, self.limiter.run(), "keep leases")
             stack.push_async_callback(self.limiter.close)

@@ -8,6 +8,7 @@ back. Alerts on budgets are in `app.usage.alerts`.
 
 from app.usage.budget_report import BudgetUse, budget_report
 from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
+from app.usage.clock_steps import ClockSteps
 from app.usage.ledger import Ledger
 from app.usage.load_minutes import LoadMinute, LoadMinutes
 from app.usage.records import Price
@@ -35,6 +36,7 @@ __all__ = (
     "BudgetReservation",
     "BudgetUse",
     "Budgets",
+    "ClockSteps",
     "Ledger",
     "LoadMinute",
     "LoadMinutes",

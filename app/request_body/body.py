@@ -124,8 +124,10 @@ class ParsedBody(msgspec.Struct, frozen=True):
             raw = self.raw
             if not changes:
                 return raw
-            opening = b"".join([b'"%b":%b,' % (n.encode(), v) for n, v in changes.items()])
-            return b"".join((b"{", opening, memoryview(raw)[raw.index(b"{") + 1 :]))
+            opening = b"{"
+            for name, value in changes.items():
+                opening += b'"%b":%b,' % (name.encode(), value)
+            return raw.replace(b"{", opening, 1)  # one copy, without a view of the body
         after: dict[str, bytes | memoryview] = {
             name: memoryview(value) for name, value in members.items() if name not in dropped
         }

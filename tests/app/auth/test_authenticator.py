@@ -244,6 +244,24 @@ async def test_changed_key_is_reread_after_the_next_poll(
     assert (await auth.authenticate(bearer(key))).weight == 9
 
 
+async def test_changes_by_commands_are_logged_with_their_user(
+    auth: Authenticator, store: WatchedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    one, _ = await made(store)
+    other, _ = await made(store)
+    await auth.poll()
+    await store.by("ann@box").disable(one)
+    await store.by("root").disable(other)  # logged by the gateway that was asked
+    await auth.poll()
+    await store.by("ann@box").delete(one)
+    await auth.poll()
+    await auth.poll()
+    assert [record.message for record in caplog.records] == [
+        f"keys changed by command of ann@box: {one}", f"keys deleted by command of ann@box: {one}",
+    ]  # fmt: skip
+
+
 async def test_poll_keeps_unchanged_keys_cached(auth: Authenticator, store: WatchedStore) -> None:
     changed, first = await made(store)
     _, second = await made(store)

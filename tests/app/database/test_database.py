@@ -17,13 +17,13 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.auth import KeyStore
 from app.database import Database, DatabaseBusy, DatabaseUnavailable, Lane, NewerDatabase
 from app.database.migrate import HEAD, configuration
-from app.database.schema import metadata, revision, usage_records
+from app.database.schema import budget_alerts, metadata, revision, usage_records
 from app.server.database import prepare_database
 from app.settings import ConfigError
 from app.usage import usage_report
@@ -152,6 +152,33 @@ async def test_migration_keeps_usage_records_of_the_previous_version(database_ur
         (row,) = (await reading.execute(select(usage_records))).all()
     assert (row.id, row.owner) == ("i", "research")
     assert (row.continued, row.recomputed_tokens, row.not_continued) == (None, None, None)
+    await database.close()
+
+
+async def test_migration_keeps_alerts_and_tells_budgets_in_money_apart(database_url: str) -> None:
+    engine = create_async_engine(database_url)
+
+    def before(connection: Connection) -> None:
+        config = configuration()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0005")
+
+    alert = (
+        "INSERT INTO budget_alerts (subject, name, period, day, budget, permille, id, used, at_ms, "
+        "attempts, due_ms) VALUES ('key', 'k', 'day', '2026-11-21', 5, 800, 'i', 4, 1, 0, 1)"
+    )
+    async with engine.begin() as connection:
+        await connection.run_sync(before)
+        await connection.execute(text(alert))
+    await engine.dispose()
+    database = Database(database_url)
+    await database.migrate()
+    async with database.write() as writing:
+        (row,) = (await writing.execute(select(budget_alerts))).all()
+        assert (row.id, row.budget, row.measure) == ("i", 5, "tokens")
+        await writing.execute(
+            insert(budget_alerts).values({**row._mapping, "measure": "cost", "id": "j"})
+        )
     await database.close()
 
 

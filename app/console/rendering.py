@@ -62,6 +62,7 @@ class Renderer:
             "static": f"{CONSOLE}/static/{self.version}",
             "console": CONSOLE,
             "Right": Right,
+            "currency": currency,
         }
         self._environment.filters |= FILTERS
         # Of nano of the currency, and of an amount of the API.

@@ -25,7 +25,7 @@ async def use(gateway: Gateway, **fields: Any) -> None:
         await gateway.client.get("/health")
 
 
-gateway = demo_gateway(shared=True, model={"price": {"prompt": 2.0}})
+gateway = demo_gateway(shared=True, model={"price": {"prompt": 2.0}}, usage={"currency": "EUR"})
 
 
 async def page(visitor: httpx.AsyncClient, query: str = "", status: int = 200) -> str:
@@ -73,6 +73,20 @@ async def test_names_are_shown_as_text(gateway: Gateway, admin: httpx.AsyncClien
         assert "<img" not in text
         assert "<b>" not in text
         assert "&lt;" in text
+
+
+async def test_budgets_in_money_are_shown_with_the_currency(
+    gateway: Gateway, admin: httpx.AsyncClient
+) -> None:
+    made = await new_key(gateway, admin, name="spends", daily_cost=12.5, monthly_cost=100)
+    await use(gateway, key_id=made["id"], usage=Usage(1_000_000, 0))
+    text = await page(admin, "?key=spends")
+    assert "2.00 EUR of 12.50 EUR, 16 %" in text
+    assert "2.00 EUR of 100.00 EUR, 2 %" in text
+    assert "Cost (EUR)" in text
+    form = (await admin.get(f"/console/keys/{made['id']}")).text
+    assert "12.50 EUR a day" in form
+    assert 'name="monthly_cost" type="number" inputmode="decimal"' in form
 
 
 async def test_budgets_are_shown_in_words(gateway: Gateway, admin: httpx.AsyncClient) -> None:

@@ -68,6 +68,7 @@ class Console:
     gateways: Callable[[], int | None]
     _renderer: Renderer = field(init=False)
     _sign_in: SignIn = field(init=False)
+    _names: KeyNames = field(init=False)
     _views: FleetViews = field(init=False)
     _history: History = field(init=False)
     _memory: MemoryReader = field(init=False)
@@ -77,6 +78,7 @@ class Console:
     def __post_init__(self) -> None:
         self._renderer = Renderer(lambda: self.settings().usage.currency or "")
         self._sign_in = SignIn(self.authenticator, self.secret)
+        self._names = KeyNames(self.key_store)
         self._views = FleetViews(
             catalogue=self.catalogue,
             model_rows=self.model_rows,
@@ -114,9 +116,8 @@ class Console:
         ]
 
     def _request_pages(self) -> RequestPages:
-        names = KeyNames(self.key_store)
-        regions = RequestRegions(self._renderer, self.requests, names)
-        return RequestPages(self._renderer, self.requests, self.catalogue, names, regions)
+        regions = RequestRegions(self._renderer, self.requests, self._names)
+        return RequestPages(self._renderer, self.requests, self.catalogue, self._names, regions)
 
     def _key_pages(self) -> KeyPages:
         return KeyPages(
@@ -138,7 +139,7 @@ class Console:
 
     def guard(self, app: ASGIApp) -> ConsoleGuard:
         """Return the middleware that everything under /console passes."""
-        return ConsoleGuard(app, self._sign_in, self._renderer)
+        return ConsoleGuard(app, self._sign_in, self._renderer, self._names)
 
     def find_handler(self, relay: Relay) -> Callable[[str], ExchangeHandler | None]:
         """Return how requests of the playground find their handler; they take `relay`'s way."""

@@ -9,6 +9,7 @@ nothing outside of /console.
 
 from collections.abc import Awaitable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
 
@@ -23,6 +24,7 @@ from app.api import (
     error_response,
     notes_of,
 )
+from app.console.key_names import KeyNames
 from app.console.rendering import HEADERS, Renderer
 from app.console.sign_in import SignIn, check_request_token, check_same_origin
 from app.console.visit_limits import VisitLimits
@@ -32,9 +34,10 @@ from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFo
 API = f"{CONSOLE}/api"
 LOGIN = f"{CONSOLE}/login"
 LOGOUT = f"{CONSOLE}/logout"
+THEME = f"{CONSOLE}/theme"
 STATIC = f"{CONSOLE}/static/"
-# Both check by themselves that a page of this gateway has sent them.
-_OPEN = frozenset({LOGIN, LOGOUT})
+# They check by themselves that a page of this gateway has sent them.
+_OPEN = frozenset({LOGIN, LOGOUT, THEME})
 # The scope key of the visitor, for pages.
 VISITOR = "gateway.visitor"
 # The gateway's API; everything else below /console/api is the console's own.
@@ -48,10 +51,11 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 class ConsoleGuard:
     """Finds the visitor of each request under /console, and what it may reach. Pure ASGI."""
 
-    def __init__(self, app: ASGIApp, sign_in: SignIn, renderer: Renderer) -> None:
+    def __init__(self, app: ASGIApp, sign_in: SignIn, renderer: Renderer, names: KeyNames) -> None:
         self._app = app
         self._sign_in = sign_in
         self._renderer = renderer
+        self._names = names
         self._limits = VisitLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +65,7 @@ class ConsoleGuard:
             return
         send = _with_headers(send)
         await self._renderer.load()
-        receive = bound_body(receive, MAX_FORM_BYTES if path == LOGIN else MAX_BODY_BYTES)
+        receive = bound_body(receive, MAX_FORM_BYTES if path in _OPEN else MAX_BODY_BYTES)
         if path in _OPEN or path.startswith(STATIC):
             await self._app(scope, receive, send)
             return
@@ -72,6 +76,8 @@ class ConsoleGuard:
                 visitor = await self._sign_in.find_visitor(scope["headers"])
                 notes_of(scope).key_id = visitor.principal.id
                 self._limits.count(visitor)
+                if not in_api:
+                    visitor = await self._named(visitor)
                 scope[VISITOR] = visitor
                 _check_origin(scope, visitor, in_api=in_api)
                 if in_api:
@@ -84,6 +90,11 @@ class ConsoleGuard:
             except GatewayError as error:
                 app = error_response(error, scope)
             await app(scope, receive, send)
+
+    async def _named(self, visitor: Visitor) -> Visitor:
+        """Return the visitor with the name of its key."""
+        key_id = visitor.principal.id
+        return replace(visitor, name=(await self._names.find((key_id,)))[key_id])
 
     def _check_page(self, scope: Scope, visitor: Visitor) -> Response | None:
         """Return the response to a page that the visitor does not see; None: it is served."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.api import Right
 from app.console.formats import FILTERS
+from app.console.theme import Theme
 from app.console.visitor import CONSOLE, Visitor, pages_of
 from app.errors import GatewayError
 from app.money import amount_text, money_text
@@ -63,6 +66,8 @@ class Renderer:
             "console": CONSOLE,
             "Right": Right,
             "currency": currency,
+            "host": socket.gethostname(),
+            "release": version("vllm-gateway"),
         }
         self._environment.filters |= FILTERS
         # Of nano of the currency, and of an amount of the API.
@@ -89,7 +94,9 @@ class Renderer:
         self, visitor: Visitor, template: str, *, status: int = 200, **context: object
     ) -> HTMLResponse:
         """Return a page with the frame and the navigation of a visitor."""
-        text = self.text(template, visitor=visitor, pages=pages_of(visitor), **context)
+        text = self.text(
+            template, visitor=visitor, pages=pages_of(visitor), theme=visitor.theme, **context
+        )
         return HTMLResponse(text, status, HEADERS)
 
     async def in_thread(self, render: Callable[[], _Rendered]) -> _Rendered:
@@ -110,9 +117,11 @@ class Renderer:
 
         return render
 
-    def login(self, *, next_path: str, fault: str = "", status: int = 200) -> HTMLResponse:
+    def login(
+        self, theme: Theme, *, next_path: str, fault: str = "", status: int = 200
+    ) -> HTMLResponse:
         """Return the login page."""
-        text = self.text("login.html", next_path=next_path, fault=fault)
+        text = self.text("login.html", theme=theme, next_path=next_path, fault=fault)
         return HTMLResponse(text, status, HEADERS)
 
     def fault(self, visitor: Visitor, error: GatewayError) -> HTMLResponse:

@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
+from app.console import theme as themes
 from app.console.guard import LOGIN, VISITOR
 from app.console.live import Drain, LiveResponse, LiveSource
 from app.console.rendering import HEADERS, STATIC_TYPES, Renderer
 from app.console.session import LIFETIME_S
-from app.console.sign_in import COOKIE, SignIn, check_same_origin, is_over_tls
+from app.console.sign_in import COOKIE, SignIn, check_same_origin, is_over_tls, theme_of
 from app.console.visitor import CONSOLE, Visitor, page_at
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
 from app.telemetry.metrics import Metrics
@@ -46,7 +48,8 @@ class Frame:
         return Response(content, headers={**HEADERS, **caching}, media_type=kind)
 
     async def show_login(self, request: Request) -> Response:
-        return self.renderer.login(next_path=_next_path(request.query_params.get("next", "")))
+        target = _next_path(request.query_params.get("next", ""))
+        return self.renderer.login(theme_of(request.scope["headers"]), next_path=target)
 
     async def log_in(
         self, request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = ""
@@ -61,7 +64,8 @@ class Frame:
             if isinstance(error, InvalidApiKey):
                 self.metrics.auth_failures.add((error.reason,))
                 fault = "This key is not valid here: it is unknown, disabled or has expired."
-            return self.renderer.login(next_path=target, fault=fault, status=error.status)
+            theme = theme_of(request.scope["headers"])
+            return self.renderer.login(theme, next_path=target, fault=fault, status=error.status)
         response = RedirectResponse(target, 303, HEADERS)
         response.set_cookie(
             COOKIE,
@@ -79,6 +83,23 @@ class Frame:
         check_same_origin(request.scope["headers"])
         response = RedirectResponse(LOGIN, 303, HEADERS)
         response.delete_cookie(COOKIE, path=CONSOLE, httponly=True, samesite="strict")
+        return response
+
+    async def choose_theme(self, request: Request, theme: Annotated[str, Form()]) -> Response:
+        """Keep the color scheme of this browser, and return to the page that was open."""
+        check_same_origin(request.scope["headers"])
+        page = urlsplit(request.headers.get("referer", ""))
+        target = f"{page.path}?{page.query}" if page.query else page.path
+        response = RedirectResponse(_next_path(target), 303, HEADERS)
+        response.set_cookie(
+            themes.COOKIE,
+            themes.theme_named(theme),
+            max_age=themes.LIFETIME_S,
+            path=CONSOLE,
+            secure=is_over_tls(request.scope["headers"]),
+            httponly=True,
+            samesite="strict",
+        )
         return response
 
     async def show_session(self, request: Request) -> dict[str, str]:
@@ -108,6 +129,7 @@ class Frame:
         router.get("/login")(self.show_login)
         router.post("/login")(self.log_in)
         router.post("/logout")(self.log_out)
+        router.post("/theme")(self.choose_theme)
         router.get("/api/session")(self.show_session)
         router.get("/api/events/{page}")(self.events)
         return router

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from starlette.requests import cookie_parser
 
 from app.auth import Authenticator, Principal, Role, id_of, presented_key
+from app.console import theme
 from app.console.session import LIFETIME_S, Session, request_token
 from app.console.visitor import Visitor
 from app.database import SharedSecret
@@ -47,16 +48,16 @@ class SignIn:
         Without authentication, a request without a session is the anonymous caller's. Raises
         InvalidApiKey and ServiceUnavailable.
         """
-        cookie = find_cookie(headers)
+        cookie, chosen = find_cookie(headers, COOKIE), theme_of(headers)
         token = request_token(self._secret.value, cookie)
         session = Session.unseal(self._secret.value, cookie, self._now())
         if session is not None:
             principal = await self._authenticator.of_any_role(session.key_id, session.key_digest)
-            return Visitor(principal, token)
+            return Visitor(principal, token, theme=chosen)
         anonymous = self._authenticator.anonymous
         if anonymous is None:
             raise InvalidApiKey(NO_SESSION)
-        return Visitor(anonymous, token, logged_in=False)
+        return Visitor(anonymous, token, logged_in=False, theme=chosen)
 
     async def find_again(self, headers: RequestHeaders, visitor: Visitor) -> Visitor:
         """Return the visitor of a request that lasts long, if it is still the same.
@@ -69,13 +70,18 @@ class SignIn:
         return found
 
 
-def find_cookie(headers: RequestHeaders) -> str:
-    """Return the value of the session's cookie; empty if there is none.
+def theme_of(headers: RequestHeaders) -> theme.Theme:
+    """Return the color scheme that a browser asked for."""
+    return theme.theme_named(find_cookie(headers, theme.COOKIE))
+
+
+def find_cookie(headers: RequestHeaders, cookie: str) -> str:
+    """Return the value of a cookie; empty if there is none.
 
     Cookies know no ports: what other programs of the host have set comes too, whatever its form.
     """
     for name, value in headers:
-        if name == b"cookie" and (found := cookie_parser(value.decode("latin-1")).get(COOKIE)):
+        if name == b"cookie" and (found := cookie_parser(value.decode("latin-1")).get(cookie)):
             return found
     return ""
 

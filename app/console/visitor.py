@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.api import RIGHTS, Right
 from app.auth import Principal, Role
+from app.console.theme import Theme
 
 # The path of the console; its cookie is sent nowhere else.
 CONSOLE = "/console"
@@ -18,6 +19,9 @@ class Visitor:
     request_token: str
     # False: authentication is off, and nobody has logged in.
     logged_in: bool = True
+    theme: Theme = Theme.AUTO
+    # Of its key, or the key's ID; only pages have it.
+    name: str = ""
 
     @property
     def role(self) -> Role:
@@ -47,6 +51,8 @@ class Visitor:
 class Page:
     """A page of the console, in the navigation of those who may see it."""
 
+    group: str  # of the navigation
+
     name: str  # the first part of its path below /console
     title: str
     may_see: Callable[[Visitor], bool]
@@ -61,16 +67,21 @@ def _with(right: Right) -> Callable[[Visitor], bool]:
 
 
 PAGES = (
-    Page("overview", "Overview", _with(Right.ENGINES_READ)),
-    Page("models", "Models", _with(Right.ENGINES_READ)),
-    Page("engines", "Engines", _with(Right.ENGINES_READ)),
-    Page("requests", "Requests", lambda visitor: visitor.sees_requests),
-    Page("playground", "Playground", lambda visitor: visitor.may_chat),
-    Page("keys", "Keys", _with(Right.KEYS_READ)),
-    Page("usage", "Usage", _with(Right.USAGE_READ)),
+    Page("Observe", "overview", "Overview", _with(Right.ENGINES_READ)),
+    Page("Observe", "requests", "Requests", lambda visitor: visitor.sees_requests),
+    Page("Observe", "usage", "Usage", _with(Right.USAGE_READ)),
+    Page("Serve", "models", "Models", _with(Right.ENGINES_READ)),
+    Page("Serve", "engines", "Engines", _with(Right.ENGINES_READ)),
+    Page("Serve", "playground", "Playground", lambda visitor: visitor.may_chat),
+    Page("Manage", "keys", "Keys", _with(Right.KEYS_READ)),
     # The right of a reload.
-    Page("configuration", "Configuration", _with(Right.ENGINES_WRITE)),
-    Page("account", "Account", lambda visitor: visitor.logged_in and visitor.role is Role.CLIENT),
+    Page("Manage", "configuration", "Configuration", _with(Right.ENGINES_WRITE)),
+    Page(
+        "Manage",
+        "account",
+        "Account",
+        lambda visitor: visitor.logged_in and visitor.role is Role.CLIENT,
+    ),
 )
 _BY_NAME = {page.name: page for page in PAGES}
 

@@ -1,6 +1,7 @@
 """Takes the screenshots of the console: `make screenshots` writes docs/images/*.png."""
 
 import asyncio
+import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -100,6 +101,7 @@ def places(site: DemoSite) -> list[tuple[str, str]]:
         str(site.deployment.run_dir.parent): "/var/lib/vllm-gateway",
         sys.prefix: "/opt/vllm-gateway",
         str(ROOT): "/srv",
+        f"{socket.gethostname()} ·": "gateway-1 ·",
     }
     return sorted(found.items(), key=lambda one: -len(one[0]))
 

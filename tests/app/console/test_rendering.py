@@ -72,7 +72,7 @@ async def test_templates_that_could_not_be_read_once_are_read_again(
         await renderer.load()
     monkeypatch.undo()
     await renderer.load()
-    assert "API key" in renderer.text("login.html", next_path="/console", fault="")
+    assert "API key" in renderer.text("login.html", theme="auto", next_path="/console", fault="")
 
 
 def _fail(renderer: Renderer) -> None:

@@ -27,7 +27,7 @@ from sqlalchemy import Select, case, func, select
 
 from app.database import Database, DatabaseError
 from app.deadline import deadline
-from app.errors import ServiceUnavailable
+from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.money import NANO
 from app.telemetry import EndedRequest, Tokens
 from app.usage.ledger import Ledger
@@ -109,13 +109,15 @@ class SpendingListener(Protocol):
 class BudgetAccount:
     """The spending and the budgets of a key or an owner in use."""
 
-    __slots__ = ("holder", "name", "read_at", "reading", "spending", "subject", "used_at")
+    __slots__ = (
+        "has_cost_budget", "holder", "name", "read_at", "reading", "spending", "subject", "used_at",
+    )  # fmt: skip
 
     def __init__(self, subject: BudgetSubject, name: str, holder: BudgetHolder) -> None:
         self.subject = subject
         self.name = name
         self.spending: dict[Measure, Spending] = {"tokens": Spending(), "cost": Spending()}
-        self.holder = holder  # its budgets as of the last use
+        self.apply(holder)
         self.used_at = 0.0
         self.read_at = -math.inf
         self.reading: asyncio.Future[None] | None = None  # done when a read ends, also if it fails
@@ -129,6 +131,11 @@ class BudgetAccount:
     def held(self) -> bool:
         """True while something is reserved."""
         return any(one.held for one in self.spending.values())
+
+    def apply(self, holder: BudgetHolder) -> None:
+        """Set the budgets, as of a use."""
+        self.holder = holder
+        self.has_cost_budget = self.budgets("cost") != (None, None)
 
     def budgets(self, measure: Measure) -> tuple[int | None, int | None]:
         """Return the daily and the monthly budget; None: there is none."""
@@ -147,6 +154,8 @@ class BudgetAccount:
 class BudgetReservation:
     """What is reserved for a request in each of its accounts, until the context exits.
 
+    `price_of` is None where no account has a budget in money.
+
     The ledger counts a request from its record on. So exit the context and add the record in the
     same turn of the event loop, in any order: then the request is counted exactly once.
     """
@@ -156,7 +165,7 @@ class BudgetReservation:
     def __init__(
         self,
         accounts: Sequence[BudgetAccount],
-        price_of: Callable[[str], Price | None],
+        price_of: Callable[[str], Price | None] | None,
         tokens: int,
         cost: int,
     ) -> None:
@@ -172,12 +181,13 @@ class BudgetReservation:
         if not self._exited:
             for account in self.accounts:
                 account.spending["tokens"].held += tokens - self.tokens
-                account.spending["cost"].held += cost - self.cost
+                if cost != self.cost:
+                    account.spending["cost"].held += cost - self.cost
             self.tokens, self.cost = tokens, cost
 
     def settle(self, usage: Tokens, model: str) -> None:
         """Replace what is reserved by what a model was used for."""
-        price = self._price_of(model)
+        price = None if self._price_of is None else self._price_of(model)
         self.hold(tokens_of(usage), 0 if price is None else price.cost(usage))
 
     def __enter__(self) -> Self:
@@ -246,30 +256,28 @@ class Budgets:
         # From here on nothing is awaited: every account reserves, or none does.
         if not all(one.known for one in accounts):
             raise ServiceUnavailable("what this key has spent cannot be read now; try again")
-        price = self._price(accounts, model)
+        price_of = None
+        for account in accounts:
+            if account.has_cost_budget:
+                price_of = self._ledger.price_of
+        price = None if price_of is None else price_of(model)
         if elastic is not None:
             tokens = self._elastic_tokens(accounts, tokens, prompt, price, *elastic)
         cost = 0 if price is None else price.most(prompt, tokens - prompt)
-        self._check(accounts, {"tokens": max(tokens, 1), "cost": cost})
-        return BudgetReservation(accounts, self._ledger.price_of, tokens, cost)
+        self._check(accounts, tokens, cost)
+        return BudgetReservation(accounts, price_of, tokens, cost)
 
     def cover(
         self, reservation: BudgetReservation, tokens: int, *, prompt: int, model: str
     ) -> None:
         """Raise a reservation to what the request may cost at another model. Raises QuotaUsedUp."""
-        price = self._price(reservation.accounts, model)
-        if price is None:
+        price = self._ledger.price_of(model)
+        if price is None or not any(one.has_cost_budget for one in reservation.accounts):
             return
         more = price.most(prompt, tokens - prompt) - reservation.cost
         if more > 0:
-            self._check(reservation.accounts, {"cost": more})
+            self._check(reservation.accounts, None, more)
             reservation.hold(reservation.tokens, reservation.cost + more)
-
-    def _price(self, accounts: Iterable[BudgetAccount], model: str) -> Price | None:
-        """Return the price of a model; None: it has none, or no account has a budget in money."""
-        if all(one.budgets("cost") == (None, None) for one in accounts):
-            return None
-        return self._ledger.price_of(model)
 
     def _elastic_tokens(
         self,
@@ -298,25 +306,41 @@ class Budgets:
         left = (remaining(a.spending[measure].spent(day), *a.budgets(measure)) for a in accounts)
         return min((one for one in left if one is not None), default=None)
 
-    def _check(self, accounts: Iterable[BudgetAccount], amounts: dict[Measure, int]) -> None:
-        """Raise QuotaUsedUp where a budget does not have what a request may use."""
+    def _check(self, accounts: Iterable[BudgetAccount], tokens: int | None, cost: int) -> None:
+        """Raise QuotaUsedUp where a budget does not have what a request may use.
+
+        `tokens` is None where they are reserved already.
+        """
         now = self._clock()
         day = day_of(now)
         refused = None
         for account in accounts:
-            for measure, amount in amounts.items():
-                budgets = account.budgets(measure)
-                if budgets == (None, None):
-                    continue
-                spent = account.spending[measure].spent(day)
-                words = Words(measure, self._ledger.currency)
-                fault = refusal(spent, day, now, *budgets, amount, account.subject, words)
+            if tokens is not None:
+                fault = self._refusal(account, "tokens", max(tokens, 1), day, now)
                 refused = longer_refusal(refused, fault)
-                if fault is not None and self._listener is not None:
-                    for period in exceeded_periods(spent, *budgets, amount):
-                        self._listener.refused(account, measure, period, day)
+            if cost and account.has_cost_budget:
+                fault = self._refusal(account, "cost", cost, day, now)
+                refused = longer_refusal(refused, fault)
         if refused is not None:
             raise refused
+
+    def _refusal(
+        self, account: BudgetAccount, measure: Measure, amount: int, day: str, now: float
+    ) -> QuotaUsedUp | None:
+        """Return the refusal of an account; None: its budgets have the amount."""
+        budgets = daily, monthly = account.budgets(measure)
+        if daily is None and monthly is None:
+            return None
+        spent = account.spending[measure].spent(day)
+        if (daily is None or spent.today + amount <= daily) and (
+            monthly is None or spent.month + amount <= monthly
+        ):
+            return None
+        if self._listener is not None:
+            for period in exceeded_periods(spent, *budgets, amount):
+                self._listener.refused(account, measure, period, day)
+        words = Words(measure, self._ledger.currency)
+        return refusal(spent, day, now, *budgets, amount, account.subject, words)
 
     def usage_levels(self) -> Iterator[tuple[str, int, int]]:
         """Yield for day and month how many accounts have used NEARLY of a budget, and all of it.
@@ -360,7 +384,8 @@ class Budgets:
                     price = self._ledger.price_of(record.model)
                     account.count(batch, day_of(ended.ended_at), record.usage, price)
         account.used_at = now
-        account.holder = holder
+        if account.holder is not holder:
+            account.apply(holder)
         if new and self._listener is not None:
             # An earlier process may have ended before its listener checked the account.
             self._listener.spent(account, 0, day_of(now))

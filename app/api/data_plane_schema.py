@@ -28,6 +28,7 @@ from app.errors import (
     MediaNotAllowed,
     MissingModel,
     ModelNotFound,
+    OutputTooLong,
     QuotaUsedUp,
     RouteNotFound,
     UnsupportedCoding,
@@ -43,8 +44,8 @@ _COMMON: tuple[ErrorClass, ...] = (
     EngineTooSlow,
 )  # fmt: skip
 _BY_MODEL: tuple[ErrorClass, ...] = (
-    MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed, EndpointNotServed,
-    UnsupportedCoding,
+    MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed, OutputTooLong,
+    EndpointNotServed, UnsupportedCoding,
 )  # fmt: skip
 _EVENT = {
     "type": "object",

@@ -17,6 +17,7 @@ from app.errors import (
     InvalidApiKey,
     InvalidJson,
     MethodNotAllowed,
+    OutputTooLong,
     PermissionDenied,
     RateLimited,
     RequestTimeout,
@@ -99,7 +100,7 @@ def error_schema(kind: ErrorClass, dialect: Dialect) -> JsonObject:
         error = _strict(type={"const": kind.anthropic_type}, message=message)
         return _strict(type={"const": "error"}, error=error)
     param: JsonObject = {"type": "null"} if kind.param is None else {"const": kind.param}
-    if issubclass(kind, FieldNotAllowed):
+    if issubclass(kind, FieldNotAllowed | OutputTooLong):
         param = {"type": ["string", "null"], "description": "The field."}
     error = _strict(
         message=message, type={"const": kind.openai_type}, param=param, code={"const": kind.code}
@@ -114,9 +115,10 @@ def error_schemas() -> Mapping[str, JsonObject]:
         for kind in _family(GatewayError)
         for dialect in Dialect
     }
-    message, code = {"type": "string"}, {"type": "integer", "description": "The status."}
-    # vLLM reports a body that it cannot read in OpenAI's dialect, on /v1/messages too.
-    schemas[_name(ENGINE_ERROR, Dialect.OPENAI)] = _open(error=_open(message=message, code=code))
+    message, text = {"type": "string"}, {"type": ["string", "null"]}
+    schemas[_name(ENGINE_ERROR, Dialect.OPENAI)] = _open(
+        error=_open(message=message, type=text, param=text, code=text)
+    )
     schemas[_name(ENGINE_ERROR, Dialect.ANTHROPIC)] = _open(
         type={"const": "error"}, error=_open(type={"type": "string"}, message=message)
     )

@@ -105,8 +105,8 @@ class RequestList(BaseModel):
     ended: list[RequestRow] = Field(description="In the order that was asked for.")
     next: str | None = Field(description="The cursor of the next page; null: this is the last.")
     complete: bool = Field(
-        description="false: the database cannot be read now, and the ended requests are those in "
-        "the memory of this gateway."
+        description="false: the database did not answer in time, and the ended requests are those "
+        "in the memory of this gateway. Ask for a shorter time, or see whether it is up."
     )
 
 

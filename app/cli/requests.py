@@ -133,7 +133,10 @@ def list_requests(
     print(f"ended from {printable(found.since)} to {printable(found.until or 'now')}")
     _print_table(found.ended)
     if not found.complete:
-        print("the database cannot be read now: these are in the memory of this gateway")
+        print(
+            "the database did not answer in time: these are in the memory of this gateway; "
+            "ask for a shorter time, or see whether it is up"
+        )
     if found.next is not None:
         print(f"more: --cursor {printable(found.next)}")
 

@@ -61,7 +61,7 @@ class EndedList(msgspec.Struct, frozen=True):
     views: list[RequestView]
     # Behind which the next page begins; None: this is the last one.
     next: Place | None
-    # False: the database could not be read, and only requests in memory are here.
+    # False: the database did not answer in time, and only requests in memory are here.
     complete: bool = True
 
 

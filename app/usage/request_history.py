@@ -95,7 +95,7 @@ class RequestHistory:
             # The first condition is what an index serves.
             query = query.where(rank <= bound, or_(rank < bound, same))
         query = query.order_by(rank.desc(), _COLUMNS.own_id.desc()).limit(limit)
-        async with self._database.read(Lane.REPORTS) as connection:
+        async with self._database.read(Lane.SEARCHES) as connection:
             return [_ended(row) for row in await connection.execute(query)]
 
     async def find(self, own_id: str, key_id: str | None = None) -> EndedRequest | None:

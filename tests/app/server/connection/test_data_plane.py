@@ -209,6 +209,8 @@ ASKED = {
 def from_origin(payload: bytes, origin: str | None) -> bytes:
     """Return a request as a page of an origin makes it."""
     line = b"" if origin is None else b"Origin: %b\r\n" % origin.encode()
+    # A page has to name JSON; for that a browser asks first.
+    line += b"content-type: application/json\r\n"
     return payload.replace(b"host: x\r\n", b"host: x\r\n" + line, 1)
 
 

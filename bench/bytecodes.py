@@ -44,6 +44,7 @@ REQUESTS = 192
 SHORT, LONG = 16, 80
 STREAMS = 9
 DELIVER = "deliver"  # the relay's function for each chunk
+ENDED = "_task_ended"  # the last function that runs for a request
 # A function with fewer calls per chunk runs in between: a stream lasts a second.
 FOR_EACH = 0.9
 PACE_MS = 12.0  # far above the time of a traced chunk, so that none arrives with the next
@@ -93,15 +94,18 @@ class Tracer:
             self.bytecodes[frame.f_code] += 1
         return self.trace
 
-    def settle(self) -> tuple[Counter[CodeType], Counter[CodeType]]:
-        """Wait until nothing runs; return the counts since the last call."""
+    def settle(self, ended: int = 0) -> tuple[Counter[CodeType], Counter[CodeType]]:
+        """Wait for the end of so many requests, and until nothing runs; return the counts."""
         before = -1
-        while (now := self.bytecodes.total()) != before:
+        while (now := self.bytecodes.total()) != before or self._ended() < ended:
             before = now
             time.sleep(QUIET_S)
         counts = self.bytecodes, self.calls
         self.bytecodes, self.calls = Counter(), Counter()
         return counts
+
+    def _ended(self) -> int:
+        return sum(number for code, number in [*self.calls.items()] if code.co_name == ENDED)
 
 
 class Client:
@@ -171,7 +175,7 @@ def _repeat(
     each = []
     for _ in range(times):
         client.send(tokens=tokens, stream=stream)
-        each.append(tracer.settle())
+        each.append(tracer.settle(ended=1))
     totals = [bytecodes.total() for bytecodes, _ in each]
     least = min(totals)
     time.sleep(0.6)  # what is still to be written

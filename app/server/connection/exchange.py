@@ -71,12 +71,15 @@ class HttpExchange:
     streaming = False
     response_complete = False  # uvicorn's cycles have this name too
     more_body = True  # of the request
+    # Set by the connection before the task starts.
+    keep_alive = True
+    version_1_0 = False
+    expects_continue = False  # the client sends its body after a 100
     disconnected = False
     # The reason for which the connection or `cut` canceled the task; None: neither did.
     fault: ClientDisconnected | GatewayError | None = None
     refused_status: int | None = None
     task: asyncio.Task[None] | None = None  # while it runs
-    _expects_continue = False
     _body_bytes = 0  # in `_body`
     _reader: asyncio.Future[None] | None = None  # while the task waits for the body
     _chunked = False
@@ -97,10 +100,6 @@ class HttpExchange:
         path: str,
         query: bytes,
         headers: list[tuple[bytes, bytes]],
-        *,
-        version_1_0: bool = False,
-        keep_alive: bool = True,
-        expects_continue: bool = False,
     ) -> None:
         """Names of `headers` are in lower case; `path` is unquoted."""
         self.handler = handler
@@ -108,15 +107,11 @@ class HttpExchange:
         self.path = path
         self.query = query
         self.headers = headers
-        self.keep_alive = keep_alive
         self.by_name = by_name = dict(headers)
         self.request_id = request_id(headers) if b"x-request-id" in by_name else new_id()
         # By perf_counter; for a pipelined request, the end of the previous response.
         self.received_at = perf_counter()
         self._connection = connection
-        self._version_1_0 = version_1_0
-        if expects_continue and not version_1_0:
-            self._expects_continue = True
         # Pieces of the body that have arrived and were not taken.
         self._body: list[bytes] = []
 
@@ -138,14 +133,14 @@ class HttpExchange:
 
     def take_body(self) -> bytes | None:
         """Return the whole body if it has arrived; None: it must be read."""
-        if self.more_body or self._expects_continue:
+        if self.more_body or self.expects_continue:
             return None
         return self._take()
 
     async def read_body(self) -> bytes:
         """Return the bytes of the body that have arrived, waiting for the first; b"" at the end."""
-        if self._expects_continue:
-            self._expects_continue = False
+        if self.expects_continue:
+            self.expects_continue = False
             if not self._connection.transport.is_closing():
                 self._connection.transport.write(_CONTINUE)
         if not self._body and self.more_body:
@@ -191,7 +186,7 @@ class HttpExchange:
         if status in _BODILESS:
             headers = _bodiless(status, headers)
         elif b"content-length" not in dict(headers) and self.method != "HEAD":
-            if self._version_1_0:
+            if self.version_1_0:
                 self.keep_alive = False  # the body ends with the connection
             else:
                 self._chunked = True
@@ -246,7 +241,7 @@ class HttpExchange:
     def _begin(self, status: int) -> None:
         """Mark the response as started before any wait, so that no keep-alive starts one."""
         self.started = True
-        self._expects_continue = False
+        self.expects_continue = False
         self.status = status
 
     def _encode_headers(self, status: int, headers: Headers) -> bytes:

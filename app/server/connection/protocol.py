@@ -218,19 +218,14 @@ class ClientConnection(RequestParser):
         self, handler: ExchangeHandler, method: str, path: str, query: bytes
     ) -> None:
         """Create the exchange of a request; its task starts when the parser has returned."""
-        version_1_0 = self.parser.get_http_version() == "1.0"
-        keep_alive = not (version_1_0 or self.finishing) and self.parser.should_keep_alive()
-        exchange = HttpExchange(
-            self,
-            handler,
-            method,
-            path,
-            query,
-            self.headers,
-            version_1_0=version_1_0,
-            keep_alive=keep_alive,
-            expects_continue=self.expect_100_continue,
-        )
+        exchange = HttpExchange(self, handler, method, path, query, self.headers)
+        if self.parser.get_http_version() == "1.0":
+            exchange.version_1_0 = True
+            exchange.keep_alive = False
+        elif self.expect_100_continue:  # HTTP/1.0 has no 100 (RFC 9110, section 10.1.1)
+            exchange.expects_continue = True
+        if self.finishing or not self.parser.should_keep_alive():
+            exchange.keep_alive = False
         self.cycle = exchange  # type: ignore[assignment]
         running = self._running
         if running is not None and not running.response_complete:

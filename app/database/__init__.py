@@ -12,6 +12,7 @@ from app.database.dialect_insert import dialect_insert
 from app.database.errors import (
     DatabaseBusy,
     DatabaseError,
+    DatabaseLocked,
     DatabaseUnavailable,
     NewerDatabase,
     ValuesRejected,
@@ -20,6 +21,7 @@ from app.database.errors import (
 from app.database.lanes import Lane
 from app.database.retention import delete_before
 from app.database.shared_secret import SharedSecret
+from app.database.sqlite_file import disk_fault
 
 __all__ = (
     "AsyncConnection",
@@ -27,6 +29,7 @@ __all__ = (
     "Database",
     "DatabaseBusy",
     "DatabaseError",
+    "DatabaseLocked",
     "DatabaseUnavailable",
     "Lane",
     "NewerDatabase",
@@ -34,5 +37,6 @@ __all__ = (
     "ValuesRejected",
     "delete_before",
     "dialect_insert",
+    "disk_fault",
     "is_rejection",
 )

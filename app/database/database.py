@@ -32,7 +32,7 @@ from app.database.errors import (
 )
 from app.database.lanes import CONNECT_PATIENCE, CONNECTIONS, Lane, LaneSlots
 from app.database.migrate import NewerTables, is_current, is_made, upgrade
-from app.database.sqlite_file import make_private
+from app.database.sqlite_file import disk_fault, make_private
 from app.deadline import deadline
 
 log = logging.getLogger(__name__)
@@ -120,9 +120,16 @@ class Database:
         try:
             await self.migrate()
         except DatabaseError as error:
-            log.error("database not opened: %s; retrying every %g s", error, RETRY_S)
+            hint = self._disk_hint()
+            log.error("database not opened: %s%s; retrying every %g s", error, hint, RETRY_S)
             opening = self._open_later(str(error))
             self._opening = asyncio.create_task(opening, name="open the database")
+
+    def _disk_hint(self) -> str:
+        """Return why SQLite's file cannot be opened, in words that its own errors lack."""
+        file = self._url.database if self.dialect == "sqlite" else None
+        fault = disk_fault(Path(file)) if file else None
+        return f" ({fault})" if fault else ""
 
     async def _open_later(self, fault: str) -> None:
         while not self._migrated:

@@ -3,9 +3,12 @@
 DatabaseError
 ├── DatabaseUnavailable   no answer in time, or none at all: trying again may help
 │   ├── DatabaseBusy      it was not asked: too many requests of this gateway wait for it
+│   ├── DatabaseLocked    another program has locked the file of SQLite
 │   └── NewerDatabase     a newer gateway has changed the tables
 └── ValuesRejected        the database rejected the values: trying again will not help
 """
+
+import sqlite3
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
@@ -20,6 +23,10 @@ class DatabaseUnavailable(DatabaseError):
 
 class DatabaseBusy(DatabaseUnavailable):
     """Too many requests wait for the database; this says nothing of the database itself."""
+
+
+class DatabaseLocked(DatabaseUnavailable):
+    """Another program has locked the file of SQLite, for now."""
 
 
 class NewerDatabase(DatabaseUnavailable):
@@ -37,6 +44,11 @@ def translate(error: Exception) -> DatabaseError:
     reason = str(cause).partition("\n")[0] or type(cause).__name__
     if is_rejection(error):
         return ValuesRejected(f"the database rejected the values: {reason}")
+    if (
+        isinstance(cause, sqlite3.OperationalError)
+        and cause.sqlite_errorcode == sqlite3.SQLITE_BUSY
+    ):
+        return DatabaseLocked(f"the database does not answer: {reason}")
     return DatabaseUnavailable(f"the database does not answer: {reason}")
 
 

@@ -15,10 +15,14 @@ import subprocess
 import sys
 
 from app.database.database import Database
-from app.database.errors import DatabaseError, DatabaseUnavailable, NewerDatabase
+from app.database.errors import DatabaseError, DatabaseLocked, DatabaseUnavailable, NewerDatabase
 from engines.environment import PRIVATE_PREFIX
 
-FAULTS: dict[int, type[DatabaseUnavailable]] = {3: DatabaseUnavailable, 4: NewerDatabase}
+FAULTS: dict[int, type[DatabaseUnavailable]] = {
+    3: DatabaseUnavailable,
+    4: NewerDatabase,
+    5: DatabaseLocked,
+}
 
 
 def migrate_in_child(url: str) -> None:
@@ -59,7 +63,7 @@ def main() -> int:
         asyncio.run(_migrate(sys.stdin.read()))
     except DatabaseError as error:
         print(error, end="")
-        return 4 if isinstance(error, NewerDatabase) else 3
+        return next((code for code, kind in FAULTS.items() if type(error) is kind), 3)
     return 0
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from app.database.errors import DatabaseError
 from app.database.migrate import HEAD
 from app.database.schema import metadata
-from app.database.sqlite_file import PRIVATE
+from app.database.sqlite_file import PRIVATE, disk_fault
 
 # The bytes on which every connection in WAL mode holds a lock: SHARED_FIRST and SHARED_SIZE of
 # https://www.sqlite.org/src/file/src/os.h
@@ -110,7 +110,8 @@ def check(database: Path) -> dict[str, int]:
 def damage_after_unclean_end(database: Path) -> str | None:
     """Return what is wrong with a database whose last gateway did not close it.
 
-    None: it is sound, or was closed in order, or others use it, or it could not be read in CHECK_S.
+    None: it is sound, or was closed in order, or others use it, or it could not be read in CHECK_S,
+    or its disk is full.
     Not for a process with connections of its own to it.
     """
     wal = Path(f"{os.path.realpath(database)}-wal")
@@ -119,7 +120,7 @@ def damage_after_unclean_end(database: Path) -> str | None:
     try:
         with unused(database):
             pass
-    except BackupFault:
+    except (BackupFault, OSError):
         return None
     deadline = time.monotonic() + CHECK_S
     try:
@@ -128,7 +129,9 @@ def damage_after_unclean_end(database: Path) -> str | None:
             found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             return None if found == "ok" else found.splitlines()[-1]
     except sqlite3.Error as error:
-        return None if "interrupted" in str(error) else str(error)
+        # A full disk, on which SQLite cannot make its files, is no damage.
+        unread = "interrupted" in str(error) or disk_fault(database) is not None
+        return None if unread else str(error)
 
 
 def count_keys(database: Path) -> int:

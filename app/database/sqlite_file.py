@@ -1,4 +1,4 @@
-"""File permissions of an SQLite database: only its owner may read the keys and the ledger."""
+"""The file of an SQLite database: only its owner may read it, and its disk must have room."""
 
 import contextlib
 import logging
@@ -12,6 +12,8 @@ log = logging.getLogger(__name__)
 COMPANIONS = ("", "-wal", "-shm")
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+# Room that SQLite takes to open a database in WAL mode, and to write a little.
+FULL_BYTES = 256 * 1024
 
 
 def make_private(file: Path) -> None:
@@ -31,6 +33,21 @@ def make_private(file: Path) -> None:
                 _restrict(Path(f"{file}{suffix}"))
     except OSError:
         log.warning("database file %s is open to other users; give it mode 0600", file)
+
+
+def disk_fault(file: Path) -> str | None:
+    """Return why nothing can be written beside a file, such as SQLite's own files; None: it can."""
+    try:
+        disk = os.statvfs(Path(os.path.realpath(file)).parent)
+    except OSError:
+        return None
+    if disk.f_flag & os.ST_RDONLY:
+        return "its disk is read-only"
+    if disk.f_bavail * disk.f_frsize < FULL_BYTES:
+        return "its disk is full"
+    if disk.f_files > 0 and disk.f_favail == 0:  # some file systems count no files
+        return "its disk has no inode left"
+    return None
 
 
 def _restrict(file: Path) -> None:

@@ -3,7 +3,13 @@
 import asyncio
 from pathlib import Path
 
-from app.database import Database, DatabaseUnavailable, NewerDatabase
+from app.database import (
+    Database,
+    DatabaseLocked,
+    DatabaseUnavailable,
+    NewerDatabase,
+    disk_fault,
+)
 from app.database.backup import count_keys, damage_after_unclean_end
 from app.database.migration_process import migrate_in_child
 from app.settings import ConfigError, Settings, StateSettings
@@ -13,8 +19,8 @@ def prepare_database(settings: Settings) -> bool:
     """Bring the database's tables to this version; return whether it made them.
 
     Raises ConfigError when the file of the database cannot be made, is no database, is damaged, or
-    is too new. A database server may only be down for now; but that its tables are too new is known
-    at once.
+    is too new. A database server may only be down for now, a disk be full, a file be locked: then
+    the gateway starts, and opens the database later. That its tables are too new is known at once.
     """
     url = settings.state.database_url.get_secret_value()
     database = Database(url)
@@ -38,7 +44,9 @@ def prepare_database(settings: Settings) -> bool:
         if not is_current:
             migrate_in_child(url)
     except DatabaseUnavailable as error:
-        if database.dialect == "sqlite" or isinstance(error, NewerDatabase):
+        file = settings.state.database_file
+        passing = isinstance(error, DatabaseLocked) or (file is not None and disk_fault(file))
+        if (database.dialect == "sqlite" and not passing) or isinstance(error, NewerDatabase):
             raise ConfigError([f"state.database_url {database!r}: {error}"]) from None
         return False
     return not is_made

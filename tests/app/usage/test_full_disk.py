@@ -1,10 +1,12 @@
 """A disk that is really full: requests go on, and what they used is written when there is room."""
 
 import asyncio
+import contextlib
 import os
 import pwd
+import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from tests.e2e.deployment import (
     until_ready,
     write_config,
 )
-from tests.gateway import remote
+from tests.gateway import make_tables, remote
 from tests.services import PostgresServer
 from tests.waiting import poll_until, wait_until
 
@@ -34,8 +36,10 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_t
 
 
 @contextmanager
-def gateway_on(disk: SmallDisk, directory: Path, engine: str) -> Iterator[Deployment]:
-    """A gateway whose SQLite file is on a small disk."""
+def gateway_on(
+    disk: SmallDisk, directory: Path, engine: str, before: Sequence[str] = ()
+) -> Iterator[Deployment]:
+    """A gateway whose SQLite file is on a small disk; `before` runs its command."""
     file = write_config(directory, {"name": "demo", "engines": [remote(engine)]})
     config = yaml.safe_load(file.read_text())
     config["state"]["database_url"] = f"sqlite+aiosqlite:///{disk.place}/gateway.db"
@@ -44,7 +48,7 @@ def gateway_on(disk: SmallDisk, directory: Path, engine: str) -> Iterator[Deploy
     with (
         output.open("w") as out,
         subprocess.Popen(
-            disk.command(*COMMAND, "serve", "--config", str(file)),
+            disk.command(*before, *COMMAND, "serve", "--config", str(file)),
             env=environment(),
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -108,6 +112,33 @@ def test_requests_continue_while_the_disk_is_full(fake_url: str, tmp_path: Path)
         assert "database or disk is full" in said
         assert "Traceback" not in said
         assert KEY not in said
+
+
+# Arguments: a database whose gateway was killed, the disk, and a command that finds it full.
+ON_FULL_DISK = 'cp "$1" "$1-wal" "$2"; cat /dev/zero > "$2/filler" 2>&-; shift 2; exec "$@"'
+
+
+def test_gateway_starts_on_a_full_disk_and_opens_its_database_when_it_has_room(
+    fake_url: str, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed" / "gateway.db"
+    make_tables(killed)
+    disk = SmallDisk(tmp_path / "disk", 2 * MIB)
+    with contextlib.closing(sqlite3.connect(killed)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("UPDATE revision SET value = value + 1")
+        connection.commit()  # as closing would empty the -wal, the disk gets it before
+        before = ("sh", "-c", ON_FULL_DISK, "sh", str(killed), str(disk.place))
+        with gateway_on(disk, tmp_path, fake_url, before=before) as deployment:
+            assert "database not opened" in deployment.said()
+            assert "(its disk is full); retrying" in deployment.said()
+            with deployment.client() as client:
+                assert client.post("/v1/chat/completions", json=BODY).status_code == 200
+                admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+                disk.free(deployment.process.pid)
+                poll_until(lambda: "database opened" in deployment.said())
+                made = client.post("/admin/keys", json={"name": "a"}, headers=admin)
+                assert made.status_code == 201
 
 
 @pytest.mark.services

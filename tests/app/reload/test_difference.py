@@ -278,9 +278,10 @@ def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]
 
 # One of these is another valid value of any setting, whatever its type.
 CANDIDATES: tuple[object, ...] = (
-    1, 2, "x", "auto", "both", "on_demand", "open", "owner", "session", "json", "debug", False,
+    1, 2, "x", "auto", "both", "on_demand", "open", "owner", "session", "json", "debug", "slack",
+    False,
     True,
-    ["x"], [0.5], {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
+    ["x"], ["engines"], [0.5], {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
     {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
 )  # fmt: skip
 

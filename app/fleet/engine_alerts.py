@@ -90,7 +90,6 @@ class EngineAlerts:
 
     async def run(self) -> None:
         """Send alerts until canceled."""
-        await self._webhook.open()
         try:
             while True:
                 changed = self._catalogue.changes.next()

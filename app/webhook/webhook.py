@@ -30,7 +30,7 @@ MAX_ATTEMPTS = 20
 
 
 class Webhook:
-    """Sends messages to the configured URL; `open` it first."""
+    """Sends messages to the configured URL."""
 
     def __init__(
         self,
@@ -46,16 +46,12 @@ class Webhook:
         self._clock = clock
         self._attempt_s = attempt_s
         self._transport: httpx.AsyncBaseTransport | None = None
+        self._opening = asyncio.Lock()
 
     def __repr__(self) -> str:
         """Return where messages go, without the path, which may be a secret."""
         parts = urlsplit(self._url)
         return f"<Webhook {parts.scheme}://{parts.hostname}>"
-
-    async def open(self) -> None:
-        """Prepare to send."""
-        # Reading the certificates of authorities takes 20 ms.
-        self._transport = await asyncio.to_thread(_transport)
 
     async def close(self) -> None:
         """Close its connections."""
@@ -64,9 +60,9 @@ class Webhook:
 
     async def send(self, message: Message) -> str | None:
         """Make one attempt; return why the message was not delivered, None if it was."""
+        transport = await self._opened()  # before the import, which takes long the first time
         import httpx
 
-        assert self._transport is not None
         body = message.body(self._format)
         headers = {"content-type": "application/json", "user-agent": "vllm-gateway"}
         if self._format == "generic":
@@ -76,7 +72,7 @@ class Webhook:
             async with asyncio.timeout(self._attempt_s):
                 # Not by a client, which would log the URL. A redirect is an answer like others, and
                 # the body of an answer is not read.
-                response = await self._transport.handle_async_request(request)
+                response = await transport.handle_async_request(request)
                 await response.aclose()
         except TimeoutError:
             return f"no answer within {self._attempt_s:g} s"
@@ -84,6 +80,13 @@ class Webhook:
             words = str(error) if isinstance(error, httpx.TransportError) else ""
             return f"{type(error).__name__} {words}".strip()
         return None if response.is_success else f"the receiver answered {response.status_code}"
+
+    async def _opened(self) -> "httpx.AsyncBaseTransport":
+        async with self._opening:
+            if self._transport is None:
+                # Reading the certificates of authorities takes 20 ms.
+                self._transport = await asyncio.to_thread(_transport)
+            return self._transport
 
 
 def signature_headers(

@@ -125,7 +125,6 @@ class Alerts:
     async def run(self) -> None:
         """Look at spending and send alerts, until `close` or a cancellation."""
         self._running = asyncio.current_task()
-        await self._webhook.open()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._check_forever(), name="check budgets")
             tasks.create_task(self._send_forever(), name="send alerts")

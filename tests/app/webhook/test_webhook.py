@@ -29,7 +29,6 @@ MESSAGE = Message(
 async def webhook(url: str, **fields: Any) -> AsyncIterator[Webhook]:
     settings = AlertsSettings.model_validate({"webhook_url": url, **fields})
     one = Webhook(settings, clock=lambda: 1_795_348_800.0, attempt_s=0.2)
-    await one.open()
     try:
         yield one
     finally:

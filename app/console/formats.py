@@ -49,11 +49,18 @@ def percent(part: float | None) -> str:
     return "–" if part is None or not math.isfinite(part) else f"{part * 100:.0f} %"
 
 
-def recent_moment(seconds: float, now: float | None = None) -> str:
-    """Return a moment of today, in seconds since 1970, as time of day, another with its date."""
-    at = datetime.fromtimestamp(seconds, UTC)
-    today = datetime.fromtimestamp(time.time() if now is None else now, UTC).date()
-    return at.strftime("%H:%M:%S" if at.date() == today else "%Y-%m-%d %H:%M:%S")
+def ago(seconds: float, now: float | None = None) -> str:
+    """Return a moment, in seconds since 1970, as its distance from now, such as `5 min ago`."""
+    past = max((time.time() if now is None else now) - seconds, 0.0)
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if past >= unit_s:
+            return f"{int(past // unit_s)} {unit} ago"
+    return f"{int(past)} s ago"
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a moment, in seconds since 1970, as programs read it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def moment(seconds: float | None) -> str:
@@ -79,7 +86,8 @@ FILTERS = {
     "count": count,
     "size": size,
     "percent": percent,
-    "recent_moment": recent_moment,
+    "ago": ago,
+    "rfc3339": rfc3339,
     "moment": moment,
     "iso_moment": iso_moment,
 }

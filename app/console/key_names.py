@@ -20,6 +20,10 @@ class KeyNames:
         self._names: dict[str, str] = {}
         self._until = 0.0
 
+    async def id_of(self, named: str) -> str:
+        """Return the ID of a key by its name or ID. Raises UnknownKey and DatabaseError."""
+        return await self._store.id_for_reports(named)
+
     async def find(self, key_ids: Collection[str]) -> Mapping[str, str]:
         """Return a name for each ID: the ID itself where the key has none, or is not known."""
         if self._monotonic() >= self._until or len(self._names) > MAX_NAMES:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.api import Right
 from app.console.formats import FILTERS
+from app.console.request_bar import request_bar
 from app.console.theme import Theme
 from app.console.visitor import CONSOLE, Visitor, pages_of
 from app.errors import GatewayError
@@ -65,6 +66,7 @@ class Renderer:
             "static": f"{CONSOLE}/static/{self.version}",
             "console": CONSOLE,
             "Right": Right,
+            "request_bar": request_bar,
             "currency": currency,
             "host": socket.gethostname(),
             "release": version("vllm-gateway"),

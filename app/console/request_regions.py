@@ -24,9 +24,9 @@ Html = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """Requests at one moment. The phase of one in flight is its present one; None: unknown."""
+    """Requests at one moment, those in flight with their phases so far."""
 
-    in_flight: Sequence[tuple[RequestView, RequestPhase | None]]
+    in_flight: Sequence[tuple[RequestView, Sequence[RequestPhase]]]
     ended: Sequence[RequestView]
     names: Mapping[str, str]  # of keys, by their IDs
 
@@ -54,7 +54,7 @@ class RequestRegions:
         """Return the requests that a filter selects, the newest of those that ended."""
         in_flight = [
             # A timeline is read here: its request's task changes it.
-            (view, next(reversed(view.phases), None))
+            (view, view.phases)
             for view in self._requests.in_flight(chosen, IN_FLIGHT_ROWS)
         ]
         ended = self._requests.recent(chosen, ENDED_ROWS)

@@ -9,17 +9,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.auth import Role
+from app.auth import Role, UnknownKey
 from app.console.guard import API
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
 from app.console.request_bar import request_bar
+from app.console.request_chips import chips_of, path_of
 from app.console.request_regions import ENDED_ROWS, RequestRegions
 from app.console.requests_query import RequestsQuery
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
 from app.errors import BadRequest, PermissionDenied, RouteNotFound
-from app.relay import OUTCOMES, RequestDirectory, RequestView
+from app.relay import RequestDirectory, RequestView
 from app.routing import Catalogue
 from app.telemetry.logs import scrub
 from app.usage import Order
@@ -42,6 +43,7 @@ class RequestPages:
     ) -> Response:
         visitor, fault = visitor_of(request), ""
         try:
+            query = await self._by_id(query, visitor)
             chosen, order, after = query.chosen(visitor.own_key_only), query.ranked, query.after
         except BadRequest as error:
             fault, query = error.message, RequestsQuery()
@@ -54,6 +56,8 @@ class RequestPages:
             rows = await self.regions.rows(chosen)
         following = None if page is None or page.next is None else query.next_page(page.next)
 
+        models = [one.name for one in self.catalogue.models if visitor.principal.allows(one.name)]
+
         def render() -> Response:
             return self.renderer.page(
                 visitor,
@@ -62,11 +66,8 @@ class RequestPages:
                 filter=query,
                 nothing=RequestsQuery(),
                 refresh="" if query.is_history else f"{API}/requests?{request.url.query}",
-                models=[
-                    one.name for one in self.catalogue.models if visitor.principal.allows(one.name)
-                ],
-                outcomes=OUTCOMES,
-                orders=list(Order),
+                chips=chips_of(query, models, None if visitor.own_key_only else rows.names),
+                sorts=[path_of(query, order=one) for one in (Order.LATEST, Order.SLOWEST)],
                 cancel=_cancel_path(visitor),
                 rows=rows,
                 complete=page is None or page.complete,
@@ -80,8 +81,18 @@ class RequestPages:
     ) -> Mapping[str, str]:
         """The regions of the page as they are now."""
         visitor = _checked(visitor_of(request))
+        query = await self._by_id(query, visitor)
         chosen = query.chosen(visitor.own_key_only)
         return await self.regions.html(chosen, _cancel_path(visitor))
+
+    async def _by_id(self, query: RequestsQuery, visitor: Visitor) -> RequestsQuery:
+        """Return a query whose key is an ID, not a name. Raises BadRequest."""
+        if not query.key or visitor.own_key_only:
+            return query
+        try:
+            return query.model_copy(update={"key": await self.names.id_of(query.key)})
+        except UnknownKey as error:
+            raise BadRequest(str(error)) from None
 
     async def show_request(self, request: Request, id: str) -> Response:
         visitor = visitor_of(request)

@@ -1,6 +1,7 @@
 """What the page of requests shows: the fields of its form, as its address has them."""
 
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +12,9 @@ from app.relay import OUTCOMES
 from app.usage import Order, Place, RequestFilter
 
 MAX_CHARS = 256
+# A time before now, such as 24h.
+_AGO = re.compile(r"([1-9]\d{0,3})([mhd])", re.ASCII)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class RequestsQuery(BaseModel):
@@ -18,7 +22,7 @@ class RequestsQuery(BaseModel):
 
     model_config = ConfigDict(str_max_length=MAX_CHARS, str_strip_whitespace=True)
 
-    key: str = ""  # its ID
+    key: str = ""  # its ID; as it is typed, also its name
     model: str = ""
     status: str = ""
     outcome: str = ""
@@ -49,8 +53,8 @@ class RequestsQuery(BaseModel):
         """Return what is shown; with `own_key`, only of that key. Raises BadRequest."""
         if self.outcome and self.outcome not in OUTCOMES:
             raise BadRequest(f"outcome must be one of {', '.join(OUTCOMES)}")
-        until = parse_moment("to", self.until, end_of_day=True) if self.until else None
-        since = parse_moment("from", self.since) if self.since else None
+        until = _moment("to", self.until, end_of_day=True) if self.until else None
+        since = _moment("from", self.since) if self.since else None
         if since is None and self.is_history:
             since = (until or datetime.now(UTC)) - DEFAULT_SPAN
         return RequestFilter(
@@ -65,8 +69,18 @@ class RequestsQuery(BaseModel):
 
     def next_page(self, place: Place) -> str:
         """Return the query of the page behind a place."""
-        fields = self.model_dump(by_alias=True, exclude={"cursor"}, exclude_defaults=True)
-        return urlencode({**fields, "cursor": cursor_of(place)})
+        return urlencode({**self.fields, "cursor": cursor_of(place)})
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields that are given, as the address has them, without the cursor."""
+        return self.model_dump(by_alias=True, exclude={"cursor"}, exclude_defaults=True)
+
+
+def _moment(name: str, text: str, *, end_of_day: bool = False) -> datetime:
+    if ago := _AGO.fullmatch(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    return parse_moment(name, text, end_of_day=end_of_day)
 
 
 def _seconds(text: str) -> float:

@@ -42,7 +42,7 @@ async def compare(page: Page) -> None:
 async def show_one(page: Page) -> None:
     """Open one of the requests that ended."""
     ended = page.get_by_role("region", name="Requests that have ended")
-    await ended.get_by_role("link").first.click()
+    await ended.get_by_role("rowheader").get_by_role("link").first.click()
     await expect(page.get_by_role("heading", name="Where its")).to_be_visible()
 
 

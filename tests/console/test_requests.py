@@ -111,9 +111,25 @@ async def test_one_request_says_where_its_time_went(site: Site) -> None:
         page = watched_page.page
         await page.goto(REQUESTS)
         ended = page.get_by_role("region", name="Requests that have ended")
-        await ended.get_by_role("link").first.click()
+        await ended.get_by_role("rowheader").get_by_role("link").first.click()
         await expect(page).to_have_url(re.compile(f"{REQUESTS}/\\w+"))
         phases = page.get_by_role("region", name="Phases")
         await expect(phases.get_by_role("row")).not_to_have_count(1)
         await expect(page.get_by_role("img", name=re.compile("phases"))).to_be_visible()
         await assert_accessible(watched_page)
+
+
+async def test_filters_are_chips_that_need_no_script(site: Site) -> None:
+    await site.gateway.chat()
+    async with site.visit(Role.ADMIN, java_script_enabled=False) as watched_page:
+        page = watched_page.page
+        await page.goto(REQUESTS)
+        filters = page.get_by_role("search", name="Filters")
+        await filters.get_by_text("Outcome", exact=True).click()
+        await filters.get_by_role("link", name="Completed").click()
+        await expect(page).to_have_url(re.compile("outcome=completed"))
+        ended = page.get_by_role("region", name="Requests that have ended")
+        await ended.get_by_role("link", name="Duration").click()
+        await expect(page).to_have_url(re.compile("order=slowest"))
+        heading = ended.get_by_role("columnheader", name="Duration")
+        await expect(heading).to_have_attribute("aria-sort", "descending")

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.console.formats import (
+    ago,
     count,
     duration,
     iso_moment,
     moment,
     percent,
-    recent_moment,
+    rfc3339,
     size,
 )
 
@@ -70,10 +71,17 @@ def test_a_share_is_in_percent() -> None:
     assert (percent(None), percent(math.nan), percent(0.256)) == ("–", "–", "26 %")
 
 
+@pytest.mark.parametrize(
+    ("past_s", "text"),
+    [(-5, "0 s ago"), (59.9, "59 s ago"), (60, "1 min ago"), (7300, "2 h ago"), (1e6, "11 d ago")],
+)
+def test_a_moment_that_is_past_is_a_distance(past_s: float, text: str) -> None:
+    assert ago(1000.0, now=1000.0 + past_s) == text
+
+
 def test_moments_are_utc() -> None:
     assert moment(None) == iso_moment(None) == "–"
-    assert recent_moment(1_700_000_000, now=1_700_006_399) == "22:13:20"
-    assert recent_moment(1_700_000_000, now=1_700_006_400) == "2023-11-14 22:13:20"
+    assert rfc3339(1_700_000_000) == "2023-11-14T22:13:20+00:00"
     assert moment(1_700_000_000) == "2023-11-14 22:13:20 UTC"
     assert iso_moment("2023-11-15T00:13:20+02:00") == "2023-11-14 22:13:20 UTC"
 

@@ -1,0 +1,52 @@
+"""The chips of the requests' page: each choice is the page with one filter changed."""
+
+from app.console.request_chips import Chip, chips_of, path_of
+from app.console.requests_query import RequestsQuery
+
+PAGE = "/console/requests"
+NAMES = {"abc": "Web shop", "def": "数据"}
+
+
+def chip(title: str, **fields: str) -> Chip:
+    query = RequestsQuery.model_validate(fields)
+    (found,) = [one for one in chips_of(query, ["demo"], NAMES) if one.title == title]
+    return found
+
+
+def test_a_choice_keeps_the_other_filters_and_begins_at_the_first_page() -> None:
+    found = chip("Model", status="5xx", cursor="1.a")
+    assert [(one.title, one.path) for one in found.options] == [
+        ("demo", f"{PAGE}?status=5xx&model=demo")
+    ]
+    assert found.value == ""
+
+
+def test_a_chip_says_what_it_selects_and_leads_to_the_page_without_it() -> None:
+    found = chip("Key", key="abc", model="demo")
+    assert (found.value, found.without) == ("Web shop", f"{PAGE}?model=demo")
+    assert [one.current for one in found.options] == [True, False]
+    assert found.kept == [("model", "demo")]
+
+
+def test_a_value_that_is_no_choice_is_shown_as_it_is() -> None:
+    assert chip("Slower than", slower_than_s="2.5").value == "2.5"
+
+
+def test_times_are_spans_before_now_or_moments() -> None:
+    assert chip("Time", **{"from": "24h"}).value == "Last 24 hours"
+    assert chip("Time", **{"from": "2026-11-26", "to": "2026-11-27"}).value == (
+        "from 2026-11-26 to 2026-11-27"
+    )
+    day = RequestsQuery.model_validate({"from": "24h"}).chosen(None).since_s
+    hour = RequestsQuery.model_validate({"from": "1h"}).chosen(None).since_s
+    assert day is not None
+    assert hour is not None
+    assert round((hour - day) / 3600) == 23
+
+
+def test_those_who_see_one_key_have_no_choice_of_keys() -> None:
+    assert "Key" not in [one.title for one in chips_of(RequestsQuery(), [], None)]
+
+
+def test_without_filters_the_page_has_no_query() -> None:
+    assert path_of(RequestsQuery(model="demo"), model="") == PAGE

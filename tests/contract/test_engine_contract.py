@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -242,17 +241,29 @@ class EndingContract(EngineContract):
         await subject.engine.stop(5.0)  # a second time: no effect
 
 
-@pytest.mark.slow
-class TestProcessOnAFake(EndingContract):
-    @pytest.fixture
-    async def subject(self, tmp_path: Path) -> AsyncIterator[Subject]:
-        spec = ProcessSpec(kind="process", model="m")
-        engine = ProcessEngine(
-            "e", spec, served_name="demo", run_dir=tmp_path, launcher=FAKE_LAUNCHER
-        )
-        await ready(engine)
-        yield Subject(engine, Address(uds=str(tmp_path / "e" / "http.sock")))
+async def ready_again(engine: Engine) -> None:
+    """Have an engine serve that a test may have stopped or drained."""
+    if engine.state is EngineState.DRAINING:
         await engine.stop(0.0)
+    await ready(engine)
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def fake_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
+    run_dir = tmp_path_factory.mktemp("run")
+    spec = ProcessSpec(kind="process", model="m")
+    engine = ProcessEngine("e", spec, served_name="demo", run_dir=run_dir, launcher=FAKE_LAUNCHER)
+    yield Subject(engine, Address(uds=str(run_dir / "e" / "http.sock")))
+    await engine.stop(0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="class")
+class TestProcessOnAFake(EndingContract):
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def subject(self, fake_process: Subject) -> Subject:
+        await ready_again(fake_process.engine)
+        return fake_process
 
 
 @pytest.fixture(scope="class")
@@ -289,9 +300,7 @@ async def fake_on_ray(
 class TestRayOnAFake(EndingContract):
     @pytest_asyncio.fixture(loop_scope="class")
     async def subject(self, fake_on_ray: RayEngine) -> Subject:
-        if fake_on_ray.state is EngineState.DRAINING:
-            await fake_on_ray.stop(0.0)
-        await ready(fake_on_ray)
+        await ready_again(fake_on_ray)
         return ray_subject(fake_on_ray)
 
 

@@ -18,6 +18,7 @@ from app.cli.log_level import log_level
 from app.cli.logs import logs
 from app.cli.models import models
 from app.cli.owners import owners
+from app.cli.plan import plan
 from app.cli.reload import reload
 from app.cli.requests import requests
 from app.cli.serve import serve
@@ -34,6 +35,7 @@ app = typer.Typer(
 
 app.command()(serve)
 app.command()(check)
+app.command()(plan)
 app.add_typer(keys, name="keys")
 app.add_typer(owners, name="owners")
 app.add_typer(database, name="db")

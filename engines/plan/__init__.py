@@ -1,0 +1,27 @@
+"""Plans the memory of an engine before it loads a model, from the model's files alone.
+
+`model_files` reads headers, `architecture` and `weights` and `kv_cache` compute, `memory_plan` puts
+them together, `plan_text` says it in lines.
+"""
+
+from engines.plan.faults import PlanError
+from engines.plan.memory_plan import (
+    CPU_BLOCK_TOKENS,
+    MemoryPlan,
+    PlanOptions,
+    options_of,
+    plan_memory,
+)
+from engines.plan.model_files import read_model_files
+from engines.plan.plan_text import plan_lines
+
+__all__ = [
+    "CPU_BLOCK_TOKENS",
+    "MemoryPlan",
+    "PlanError",
+    "PlanOptions",
+    "options_of",
+    "plan_lines",
+    "plan_memory",
+    "read_model_files",
+]

@@ -1,6 +1,7 @@
 """/admin/requests: the requests in flight, those that have ended, and why one took so long."""
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, Self
@@ -12,6 +13,7 @@ from app.api.admin_auth import Caller, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, error_responses
 from app.api.middleware import notes_of
 from app.auth import Authenticator, KeyStore
+from app.database import DatabaseError
 from app.errors import BadRequest, RouteNotFound
 from app.relay import IN_FLIGHT, RequestDirectory, RequestView
 from app.telemetry import UNKNOWN_MODEL, Step
@@ -24,7 +26,10 @@ MAX_PAGE = 1000
 DEFAULT_SPAN = timedelta(days=7)
 _STATUS = re.compile(r"([1-5])(?:xx|([0-9]{2}))")
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9a-f]{24})")
-NOT_FOUND = "there is no such request, or it is no longer kept"
+NOT_FOUND = (
+    "there is no request with this id, or it is no longer kept; by its x-request-id it is found in "
+    "the list (request_id)"
+)
 NOT_IN_FLIGHT = "there is no such request in flight"
 
 Outcome = Literal["in_flight", "completed", "refused", "failed", "disconnected", "canceled"]
@@ -45,6 +50,7 @@ class RequestRow(BaseModel):
     arrived_at: str
     elapsed_s: float = Field(description="From its arrival to its last byte, or until now.")
     key_id: str
+    key_name: str | None = Field(description="null where no key of that id is known.")
     owner: str = Field(description="Of the key; empty: none.")
     model: str | None = Field(description="null until it is known.")
     requested_model: str | None = Field(description="The name or alias that the client sent.")
@@ -62,7 +68,8 @@ class RequestRow(BaseModel):
     continued: int = Field(description="How often its stream went on at another engine.")
 
     @classmethod
-    def of(cls, view: RequestView) -> Self:
+    def of(cls, view: RequestView, names: Mapping[str, str]) -> Self:
+        """Return the row of a request; `names` are those of keys by ID."""
         record, usage = view.record, view.record.usage
         phases = view.phases
         present = phases[-1].name if phases and view.outcome == IN_FLIGHT else None
@@ -77,6 +84,7 @@ class RequestRow(BaseModel):
             arrived_at=_rfc3339(view.arrived_at),
             elapsed_s=round(record.total_s, 6),
             key_id=record.key_id,
+            key_name=names.get(record.key_id),
             owner=record.owner,
             model=None if record.model == UNKNOWN_MODEL else record.model,
             requested_model=record.requested_model,
@@ -150,10 +158,10 @@ class RequestDetail(RequestRow):
     not_continued: str | None = Field(description="Why an interrupted stream did not go on.")
 
     @classmethod
-    def of(cls, view: RequestView) -> Self:
+    def of(cls, view: RequestView, names: Mapping[str, str]) -> Self:
         timeline, record = view.timeline, view.record
         return cls(
-            **RequestRow.of(view).model_dump(),
+            **RequestRow.of(view, names).model_dump(),
             phases=[
                 PhaseRow(name=one.name, start_s=one.start_s, end_s=one.end_s, note=one.note)
                 for one in view.phases
@@ -238,11 +246,13 @@ class _Requests:
         )
         after = None if cursor is None else parse_cursor(cursor)
         page = await self.requests.ended(chosen, limit, order, after)
+        under_way = self.requests.in_flight(chosen, limit)
+        names = await self._names((*under_way, *page.views))
         return RequestList(
-            in_flight=[RequestRow.of(one) for one in self.requests.in_flight(chosen, limit)],
+            in_flight=[RequestRow.of(one, names) for one in under_way],
             since=_rfc3339(begin.timestamp()),
             until=None if end is None else _rfc3339(end.timestamp()),
-            ended=[RequestRow.of(one) for one in page.views],
+            ended=[RequestRow.of(one, names) for one in page.views],
             next=None if page.next is None else cursor_of(page.next),
             complete=page.complete,
         )
@@ -252,7 +262,7 @@ class _Requests:
         view = await self.requests.find(id)
         if view is None:
             raise RouteNotFound(NOT_FOUND)
-        return RequestDetail.of(view)
+        return RequestDetail.of(view, await self._names((view,)))
 
     async def cancel_request(
         self,
@@ -269,7 +279,14 @@ class _Requests:
         if view is None:
             raise RouteNotFound(NOT_IN_FLIGHT)
         notes_of(request.scope).model = view.record.model
-        return RequestRow.of(view)
+        return RequestRow.of(view, await self._names((view,)))
+
+    async def _names(self, views: Collection[RequestView]) -> Mapping[str, str]:
+        """Return the names of keys by ID; none while the database does not answer."""
+        try:
+            return await self.keys.names({view.record.key_id for view in views})
+        except DatabaseError:
+            return {}
 
 
 def requests_router(

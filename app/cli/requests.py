@@ -35,6 +35,7 @@ class Request(msgspec.Struct):
     arrived_at: str
     elapsed_s: float
     key_id: str
+    key_name: str | None
     owner: str
     model: str | None
     requested_model: str | None
@@ -205,8 +206,8 @@ def _cells(row: Request) -> list[str]:
         longest = f"{row.longest_phase} {_seconds(row.longest_phase_s)}"
     status = "" if row.status is None else f" {row.status}"
     cells = (
-        row.id, row.arrived_at, row.key_id, row.model or "-", f"{row.outcome}{status}",
-        _seconds(row.elapsed_s), _seconds(row.ttft_s), tokens, longest, row.error or "-",
+        row.id, row.arrived_at, row.key_name or row.key_id, row.model or "-",
+        f"{row.outcome}{status}", _seconds(row.elapsed_s), _seconds(row.ttft_s), tokens, longest, row.error or "-",
     )  # fmt: skip
     return [printable(cell) for cell in cells]
 

@@ -71,6 +71,7 @@ def chips_of(
             ),
             _kept(query, "from", "to"),
         ),
+        _chip(query, "x-request-id", "request_id", {}, example="0af7651916cd43dd"),
     ]
     if names is not None:
         shown = dict(sorted(names.items(), key=lambda one: one[1].casefold()))

@@ -23,6 +23,7 @@ class RequestsQuery(BaseModel):
     model_config = ConfigDict(str_max_length=MAX_CHARS, str_strip_whitespace=True)
 
     key: str = ""  # its ID; as it is typed, also its name
+    request_id: str = ""  # the client's
     model: str = ""
     status: str = ""
     outcome: str = ""
@@ -59,6 +60,7 @@ class RequestsQuery(BaseModel):
             since = (until or datetime.now(UTC)) - DEFAULT_SPAN
         return RequestFilter(
             key_id=own_key or self.key or None,
+            request_id=self.request_id or None,
             model=self.model or None,
             statuses=status_range(self.status) if self.status else None,
             outcome=self.outcome or None,

@@ -103,4 +103,7 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
     if rules.output_bound is not None:
         bounded = bounded_output(label, body.members, rewrite.changes, rules.output_bound)
         rewrite = rewrite.changed(bounded)
+        if label != RESPONSES:  # built-in tools run the model again, each time with this bound
+            most = min(cost.plausible_output, rules.output_bound * cost.answers)
+            cost = msgspec.structs.replace(cost, plausible_output=most)
     return BodyPlan(body, model, rewrite, cost)

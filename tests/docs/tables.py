@@ -21,5 +21,5 @@ def number_type(schema: Mapping[str, Any]) -> str:
     if "exclusiveMinimum" in schema:
         return f"{kind} > {schema['exclusiveMinimum']:.0f}"
     if low is not None and high is not None:
-        return f"{kind}, {low:.0f} to {high:.0f}"
-    return f"{kind} ≥ {low:.0f}" if low is not None else kind
+        return f"{kind}, {low:g} to {high:.0f}"
+    return f"{kind} ≥ {low:g}" if low is not None else kind

@@ -138,7 +138,7 @@ async def test_request_without_a_key_is_not_kept(gateway: Gateway) -> None:
 async def test_unknown_request_is_404(gateway: Gateway) -> None:
     for path in ("/0", "/canary"):
         error = await admin(gateway, "GET", path, status=404)
-        assert "no such request" in error["error"]["message"]
+        assert "no request with this id" in error["error"]["message"]
 
 
 async def test_ended_requests_survive_a_reload(fake: Fake, tmp_path: Path) -> None:

@@ -266,6 +266,7 @@ async def test_stored_requests_are_found_by_duration_a_page_at_a_time(
         assert 'rel="next"' not in second
         assert "data-refresh" not in first
         assert "No request fits" in (await admin.get(f"{PAGE}?slower_than_s=600")).text
+        assert "No request fits" in (await admin.get(f"{PAGE}?order=latest&request_id=x")).text
         for faulty in ("slower_than_s=long", "from=yesterday", "order=random", "cursor=1"):
             assert 'role="alert"' in (await admin.get(f"{PAGE}?{faulty}")).text
         other = await make_key(gateway, "other")

@@ -52,6 +52,22 @@ async def test_a_budget_in_money_is_reserved_settled_and_reported(tmp_path: Path
     assert (budget["cost"], budget["used"], budget["left"]) == (2.5, 0.52, 1.98)
 
 
+async def test_an_engine_that_ignores_its_bound_passes_no_budget(tmp_path: Path) -> None:
+    async with Fake(max_model_len=100_000) as fake:
+        model = {"name": "demo", "engines": [remote(fake.url)], "price": PRICE}
+        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+            for budget in ({"daily_cost": 0.5}, {"daily_tokens": 60}):
+                key = await make_key(gateway, str(budget), **budget)
+                answer = await ask(gateway, key, fake="tokens:300")
+                assert answer.status_code == 200
+                own: dict[str, Any] = {"today": {"requests": 0}}
+                async with asyncio.timeout(PATIENCE_S):
+                    while not own["today"]["requests"]:  # until the record is written
+                        own = (await gateway.client.get("/v1/usage", headers=key)).json()
+                used = own["daily_cost_budget"] or own["daily_budget"]
+                assert used["used"] <= next(iter(budget.values()))
+
+
 async def test_a_fallback_that_the_budget_cannot_pay_is_skipped(tmp_path: Path) -> None:
     async with Fake("dear") as dear, Fake("cheap") as cheap:
         down = remote(f"http://127.0.0.1:{free_port()}")

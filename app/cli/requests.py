@@ -207,7 +207,8 @@ def _cells(row: Request) -> list[str]:
     status = "" if row.status is None else f" {row.status}"
     cells = (
         row.id, row.arrived_at, row.key_name or row.key_id, row.model or "-",
-        f"{row.outcome}{status}", _seconds(row.elapsed_s), _seconds(row.ttft_s), tokens, longest, row.error or "-",
+        f"{row.outcome}{status}", _seconds(row.elapsed_s), _seconds(row.ttft_s), tokens, longest,
+        row.error or "-",
     )  # fmt: skip
     return [printable(cell) for cell in cells]
 

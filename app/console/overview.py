@@ -1,13 +1,14 @@
-"""The overview: what runs, what loads, what failed and why, and the last hour as charts."""
+"""The overview: whether all is well, in five figures and a row for each model; charts below."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter, Request, Response
 
 from app.console.charts import Chart, chart
 from app.console.devices import MemoryReader, device_memory, engine_memory
-from app.console.fleet_view import FleetViews
+from app.console.fleet_view import EngineView, FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Reading, Sample, last_hour
 from app.console.live import LivePage, Regions, Render
 from app.console.minutes import MINUTE_S, samples_of_minutes, step_of
@@ -37,14 +38,19 @@ class Overview:
         """Return the values of each region's macro, by the region's name."""
         models, engines = self._views.model_rows(), self._views.engines()
         machine = self._memory.newest()
+        by_model: dict[str, list[EngineView]] = defaultdict(list)
+        for engine in engines:
+            by_model[engine.row.model].append(engine)
         return {
             "attention": {
                 "engines": engines,
                 "models": models,
                 "unused": len(self._views.unused()),
             },
-            "models": {"models": models},
-            "engines": {"engines": engines, "gateways": self._views.gateways()},
+            "models": {
+                "models": [(row, by_model[row.name]) for row in models],
+                "gateways": self._views.gateways(),
+            },
             "memory": {
                 "engines": engine_memory(engines, machine),
                 "devices": device_memory(machine),
@@ -105,14 +111,14 @@ def overview_router(renderer: Renderer, overview: Overview, minutes: LoadMinutes
                 span_h, fault = 1, "The database cannot be read now: this is the last hour."
 
         def render() -> Response:
-            if stored is None:
-                charts = overview.charts(readings)
-            else:
+            charts = last = overview.charts(readings)
+            if stored is not None:
                 charts = stored_charts(stored, now, span_h * 3600)
             return renderer.page(
                 visitor_of(request),
                 "overview.html",
                 parts_of=parts,
+                figures=last,
                 charts=charts,
                 hours=span_h,
                 choices=("1", *STORED_HOURS),
@@ -133,16 +139,18 @@ def stored_charts(minutes: Sequence[LoadMinute], end: float, span_s: float) -> M
 
 def live_overview(renderer: Renderer, overview: Overview) -> LivePage:
     """Return the live regions of the overview."""
-    names = ("attention", "models", "engines", "memory")
+    names = ("attention", "models", "memory")
     macros = {name: renderer.macro("overview_regions.html", name) for name in names}
     charts = renderer.macro("overview_regions.html", "charts")
+    figures = renderer.macro("overview_regions.html", "figures")
 
     def collect() -> Render:
         parts, readings = overview.parts(), overview.readings()
 
         def render() -> Regions:
             regions = {name: macros[name](**values) for name, values in parts.items()}
-            return {**regions, "charts": charts(overview.charts(readings))}
+            last = overview.charts(readings)
+            return {**regions, "figures": figures(last), "charts": charts(last)}
 
         return render
 

@@ -43,9 +43,9 @@ async def one_in_flight(site: Site) -> AsyncIterator[None]:
 
 
 async def in_flight(page: Page, number: int) -> None:
-    """Return when the table of engines shows so many requests in flight."""
-    row = page.get_by_role("row", name=re.compile("^demo-0"))
-    await expect(row.get_by_role("cell").nth(3)).to_have_text(str(number))
+    """Return when the table of models shows so many requests in flight."""
+    row = page.get_by_role("row", name=re.compile("^demo"))
+    await expect(row.get_by_role("cell").nth(2)).to_have_text(str(number))
 
 
 async def test_a_page_finds_back_when_the_gateway_restarts(
@@ -63,7 +63,7 @@ async def test_a_page_finds_back_when_the_gateway_restarts(
             # None if the gateway is back before the browser connects again.
             stack.enter_context(watched_page.accepting("console error: .*ERR_", "failed: .*ERR_"))
             await page.goto(OVERVIEW)
-            await expect(page.get_by_role("heading", name="Engines")).to_be_visible()
+            await expect(page.get_by_role("heading", name="Models")).to_be_visible()
         await expect(page.get_by_text(INTERRUPTED)).to_be_visible()
         with deployed(tmp_path, model, port=port):
             await expect(page.get_by_text(INTERRUPTED)).to_be_hidden()

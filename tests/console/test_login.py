@@ -86,7 +86,7 @@ async def test_an_open_page_returns_to_the_login_when_its_key_is_disabled(site: 
         async with watched(context, site.origin) as watched_page:
             page = watched_page.page
             await page.goto("/console/overview")
-            await expect(page.get_by_role("heading", name="Engines")).to_be_visible()
+            await expect(page.get_by_role("heading", name="Models")).to_be_visible()
             made = await request_as_root("/admin/keys", site.gateway, "GET")
             (key_id,) = [one["id"] for one in made["data"] if one["name"] == "to be disabled"]
             with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):

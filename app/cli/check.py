@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from app.cli.engine_memory import engine_memory
 from app.cli.faults import fail, faults
 from app.cli.options import ConfigOption
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
@@ -48,7 +49,7 @@ def check(config: ConfigOption = None, gpus: GpusOption = None) -> None:
             raise ConfigError([*found.faults, *error.faults]) from None
         if found.faults:
             raise ConfigError(list(found.faults))
-        for line in _plan(settings, catalogue, configs):
+        for line in _plan(settings, catalogue, configs, builder):
             print(line)
         for note in (*assumed, *_notes(settings, catalogue), *found.notes):
             print(f"note: {note}")
@@ -90,7 +91,10 @@ def _assumed_gpus(
 
 
 def _plan(
-    settings: Settings, catalogue: "Catalogue", configs: "Mapping[str, Sequence[EngineConfig]]"
+    settings: Settings,
+    catalogue: "Catalogue",
+    configs: "Mapping[str, Sequence[EngineConfig]]",
+    builder: "Builder",
 ) -> Iterator[str]:
     """Yield a line for each part of what would run."""
     server, metrics = settings.server, settings.metrics
@@ -108,23 +112,28 @@ def _plan(
     yield f"limits of a key that has none of its own: {_limits(settings.limits.default)}"
     by_name = {model.name: model for model in settings.models}
     for model in catalogue.models:
-        yield from _model(by_name[model.name], model, configs[model.name])
+        yield from _model(by_name[model.name], model, configs[model.name], builder)
 
 
 def _model(
-    settings: ModelSettings, model: "Model", configs: "Sequence[EngineConfig]"
+    settings: ModelSettings, model: "Model", configs: "Sequence[EngineConfig]", builder: "Builder"
 ) -> Iterator[str]:
     from engines.output import redact_variable
-    from engines.spec import ManagedSpec
+    from engines.spec import LocalSpec, ManagedSpec
 
     yield f"model {', '.join(settings.names)}"
     fallbacks = f", fallbacks {', '.join(settings.fallbacks)}" if settings.fallbacks else ""
     limits = f", limits {_limits(settings.limits)}" if _any(settings.limits) else ""
     yield f"  load {settings.load}, isolation {settings.isolation}{fallbacks}{limits}"
+    previous: object = None
     for config, replica in zip(configs, model.replicas, strict=True):
         env = config.spec.env if isinstance(config.spec, ManagedSpec) else {}
         words = [*(redact_variable(*one) for one in env.items()), replica.engine.describe()]
         yield f"  {replica.engine.name}: {' '.join(words)}"
+        # Replicas have the same specification, and so the same memory.
+        if isinstance(config.spec, LocalSpec) and config.spec is not previous:
+            yield from (f"    {line}" for line in engine_memory(config.spec, builder))
+        previous = config.spec
     if (bounds := settings.scaling) is not None:
         yield f"  scaled with the load: {bounds.min} to {bounds.max} engines of kind: ray"
     for source in _sources(settings):

@@ -6,7 +6,6 @@ them together, `plan_text` says it in lines.
 
 from engines.plan.faults import PlanError
 from engines.plan.memory_plan import (
-    CPU_BLOCK_TOKENS,
     MemoryPlan,
     PlanOptions,
     options_of,
@@ -16,7 +15,6 @@ from engines.plan.model_files import read_model_files
 from engines.plan.plan_text import plan_lines
 
 __all__ = [
-    "CPU_BLOCK_TOKENS",
     "MemoryPlan",
     "PlanError",
     "PlanOptions",

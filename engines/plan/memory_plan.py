@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Self
 
 from engines.gpu import memory_share
 from engines.plan.architecture import Architecture, read_architecture
@@ -59,6 +60,11 @@ class PlanOptions:
     def in_flight(self) -> int:
         """Return the tokens in flight: of two steps, since vLLM schedules one ahead."""
         return self.in_flight_tokens or 2 * self.steps[0]
+
+    def for_cpu(self) -> Self:
+        """Return the options of vLLM's CPU build, whose blocks are larger."""
+        larger = self.block_tokens == BLOCK_TOKENS
+        return replace(self, block_tokens=CPU_BLOCK_TOKENS) if larger else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def _weights(plan: MemoryPlan) -> str | None:
     files = f"{plan.model.files} file{'s' if plan.model.files != 1 else ''}"
     text = f"weights: {_gib(plan.disk_bytes)} in {files}"
     if plan.weight_bytes is not None:
-        text += f", {_gib(plan.weight_bytes)} on {_each(plan)}"
+        text += f", {_gib(plan.weight_bytes)} in {_memory_name(plan)}"
     return text
 
 
@@ -46,7 +46,7 @@ def _cache(plan: MemoryPlan) -> str | None:
         parts.append(f"{count} × {name}{f' of {window:,} tokens' if window else ''}")
     kept = "at most " if len(kinds) > 1 else ""
     return (
-        f"KV cache: {kept}{plan.token_bytes / KIB:,.4g} KiB per token on {_each(plan)}, "
+        f"KV cache: {kept}{plan.token_bytes / KIB:,.4g} KiB per token in {_memory_name(plan)}, "
         f"{plan.cache_type} ({', '.join(parts)})"
     )
 
@@ -88,9 +88,9 @@ def _change(plan: MemoryPlan) -> Iterator[str]:
         yield "change: a GPU with more memory, or more of them"
 
 
-def _each(plan: MemoryPlan) -> str:
+def _memory_name(plan: MemoryPlan) -> str:
     ranks = plan.options.tensor_parallel
-    return "the GPU" if ranks == 1 else f"each of {ranks} GPUs"
+    return "memory" if ranks == 1 else f"the memory of each of {ranks} GPUs"
 
 
 def _gib(size: int) -> str:

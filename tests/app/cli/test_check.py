@@ -15,6 +15,7 @@ from engines.flags import check as flag_check
 from engines.flags.check import ParserUnavailable
 from tests.app.configuration import isolate
 from tests.e2e.deployment import COMMAND, environment
+from tests.engines.plan.checkpoints import published
 
 REMOTE = {"kind": "remote", "url": "http://gpu-box:8000"}
 PROCESS = {"kind": "process", "model": "m"}
@@ -44,10 +45,10 @@ def check(*engines: dict[str, Any], weight: float = 1.0, **fields: Any) -> list[
     return shown(data)
 
 
-def shown(data: dict[str, Any]) -> list[str]:
+def shown(data: dict[str, Any], *options: str) -> list[str]:
     """Return the lines printed for a configuration."""
     Path("gateway.yaml").write_text(yaml.safe_dump(data))
-    result = CliRunner().invoke(app, ["check"])
+    result = CliRunner().invoke(app, ["check", *options])
     assert (result.exit_code, result.stderr) == (0, "")
     return result.stdout.splitlines()
 
@@ -230,3 +231,28 @@ class TestDiscovery:
         assert check(self.DNS, price=LESS)[-2] == NOTE.replace(
             "demo-0", "servers of vllm.default.svc:8000 by DNS"
         )
+
+
+class TestMemory:
+    @pytest.fixture
+    def model(self, tmp_path: Path) -> str:
+        (directory := tmp_path / "qwen").mkdir()
+        return str(published("qwen3-4b", directory))
+
+    def test_memory_of_a_model_here_is_printed_once_for_all_replicas(self, model: str) -> None:
+        args = {"max-model-len": "8k"}
+        engine = {"kind": "process", "model": model, "replicas": 2, "gpus": 1, "args": args}
+        printed = shown({"models": [{"name": "demo", "engines": [engine]}]}, "--gpus", "8x24")
+        place = next(n for n, line in enumerate(printed) if line.startswith("  demo-0: "))
+        weights, cache, memory, capacity, after = printed[place + 1 : place + 6]
+        assert weights == "    weights: 7.49 GiB in 1 file, 7.50 GiB in memory"
+        assert cache.startswith("    KV cache: 144 KiB per token in memory, bfloat16")
+        assert memory.startswith("    memory: 24 GiB × 0.92, less weights")
+        assert capacity.endswith(" requests of 8,000 tokens at once")
+        assert after.startswith("  demo-1: ")
+
+    def test_model_that_cannot_be_read_is_said_and_no_fault(self, model: str) -> None:
+        os.truncate(Path(model) / "model.safetensors", 5000)
+        lines = check({"kind": "process", "model": model})
+        assert any(line.startswith("    memory is not known: ") for line in lines)
+        assert lines[-1].endswith("is valid: 1 model, 1 engine")

@@ -5,8 +5,21 @@ from typing import Any
 
 import pytest
 
-from engines.plan import PlanError, options_of, plan_lines, plan_memory, read_model_files
+from engines.plan import (
+    PlanError,
+    PlanOptions,
+    options_of,
+    plan_lines,
+    plan_memory,
+    read_model_files,
+)
 from tests.engines.plan.checkpoints import published, write_config, write_weights
+
+DEMO = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128,
+    "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 4096, "vocab_size": 1183,
+}  # fmt: skip
 
 
 def lines(name: str, directory: Path, gib: float | None = 80.0, **flags: Any) -> list[str]:
@@ -17,8 +30,8 @@ def lines(name: str, directory: Path, gib: float | None = 80.0, **flags: Any) ->
 
 def test_model_that_fits_is_told_in_four_lines(tmp_path: Path) -> None:
     assert lines("qwen2.5-32b", tmp_path) == [
-        "weights: 61.03 GiB in 1 file, 61.04 GiB on the GPU",
-        "KV cache: 256 KiB per token on the GPU, bfloat16 (64 × full attention)",
+        "weights: 61.03 GiB in 1 file, 61.04 GiB in memory",
+        "KV cache: 256 KiB per token in memory, bfloat16 (64 × full attention)",
         "memory: 80 GiB × 0.92, less weights and about 3.32 GiB for activations and CUDA (an "
         "estimate): 9.24 GiB left for the KV cache",
         "capacity: 37,856 tokens, 1.16 requests of 32,768 tokens at once",
@@ -47,15 +60,16 @@ def test_weights_that_are_too_large_ask_for_more_gpus(tmp_path: Path) -> None:
 
 def test_gpus_share_the_weights(tmp_path: Path) -> None:
     assert lines("qwen2.5-32b", tmp_path, tensor_parallel_size=4)[:2] == [
-        "weights: 61.03 GiB in 1 file, 15.27 GiB on each of 4 GPUs",
-        "KV cache: 64 KiB per token on each of 4 GPUs, bfloat16 (64 × full attention)",
+        "weights: 61.03 GiB in 1 file, 15.27 GiB in the memory of each of 4 GPUs",
+        "KV cache: 64 KiB per token in the memory of each of 4 GPUs, bfloat16 (64 × full "
+        "attention)",
     ]
 
 
 def test_mixed_layers_have_both_counts_of_tokens(tmp_path: Path) -> None:
     found = lines("gemma-4-26b-a4b", tmp_path, kv_cache_memory_bytes=str(26_253_000_000))
     assert found[1:] == [
-        "KV cache: at most 220 KiB per token on the GPU, bfloat16 (25 × window of 1,024 tokens, "
+        "KV cache: at most 220 KiB per token in memory, bfloat16 (25 × window of 1,024 tokens, "
         "5 × full attention)",
         "capacity: 770,034 tokens, 2.94 requests of 262,144 tokens at once (106,816 tokens as "
         "older versions of vLLM count)",
@@ -115,3 +129,11 @@ def test_heads_must_be_divisible(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "tokens"), [("32k", 32_000), ("32K", 32_768), ("1.5k", 1500)])
 def test_lengths_have_vllms_units(text: str, tokens: int) -> None:
     assert options_of({"max-model-len": text}, None).max_model_len == tokens
+
+
+def test_cpu_engine_has_the_tokens_that_it_logged(tmp_path: Path) -> None:
+    """vLLM 0.32 on the demo model: "CPU KV cache size: 699,008 tokens, … 341.31x"."""
+    write_config(tmp_path, DEMO)
+    options = PlanOptions(cache_bytes=2**30, max_model_len=2048).for_cpu()
+    *_, capacity, _ = plan_lines(plan_memory(read_model_files(str(tmp_path)), options))
+    assert capacity == "capacity: 699,008 tokens, 341.31 requests of 2,048 tokens at once"

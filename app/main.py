@@ -571,7 +571,7 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
         key_store.id_for_reports,
         currency=lambda: application.ledger.currency,
     )
-    yield ops_router(application.services.forecasts, admission)
+    yield ops_router(application.services.forecasts, admission, authenticator)
     if metrics_pages is not None:
         yield metrics_pages
     yield keys_router(key_store, authenticator, application.catalogue)

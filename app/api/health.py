@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from app.admission import Admission
 from app.api.error_responses import JsonObject, error_responses, reference
 from app.api.kept_page import KeptPage
-from app.auth import presented_key
+from app.auth import Authenticator, presented_key
 from app.errors import InvalidApiKey, TooManyConnections
 from app.fleet import EnginesPage
 from app.relay import Forecasts
@@ -28,7 +28,9 @@ _NOT_READY: JsonObject = {
 }
 
 
-def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
+def ops_router(
+    forecasts: Forecasts, admission: Admission, authenticator: Authenticator
+) -> APIRouter:
     """Return /health and /ready, which need no key."""
     router = APIRouter(tags=["operations"])
 
@@ -46,11 +48,16 @@ def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
         },
     )
     async def ready() -> Response:
-        """Readiness: 503 while draining, or if no model is up or can load."""
+        """Readiness: 503 while draining, or if no model is up or can load.
+
+        Also until the database is reached for the first time, without which no key can be checked.
+        """
         if admission.draining:
             return JSONResponse({"status": "draining"}, 503)
         if not forecasts.any_serves():
             return JSONResponse({"status": "no engine is up"}, 503)
+        if not authenticator.may_admit:
+            return JSONResponse({"status": "the database of keys was not reached yet"}, 503)
         return JSONResponse({"status": "ready"})
 
     return router

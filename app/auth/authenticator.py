@@ -127,6 +127,11 @@ class Authenticator:
         """The limits of a key that has none of its own."""
         return self._limits
 
+    @property
+    def may_admit(self) -> bool:
+        """False while no key can be checked: there is none but in the store, never reached yet."""
+        return not self._enabled or bool(self._static) or self._revision is not None
+
     def recall(self, headers: Headers) -> Principal | None:
         """Return the caller from the cache; None if only `look_up` can tell.
 

@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 
 from app.api.data_plane import ENDPOINTS, endpoint_of
+from app.settings import NO_LIMITS
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, Gateway, serving_demo
+from tests.gateway import AUTH, Gateway, free_port, serving_demo
 from tests.waiting import PATIENCE_S
 
 LIMIT = 100_000
@@ -373,6 +374,15 @@ async def test_health_ready_and_metrics_need_no_key(gateway: Gateway) -> None:
     assert metrics.headers["content-type"].startswith("text/plain")
     expected = 'gateway_engine_state{gateway_engine="demo-0",model="demo",state="ready"} 1.0'
     assert expected in metrics.text
+
+
+async def test_gateway_that_never_reached_its_keys_is_not_ready(fake: Fake, tmp_path: Path) -> None:
+    state = {"database_url": f"postgresql+asyncpg://x@127.0.0.1:{free_port()}/x"}
+    async with serving_demo(tmp_path, fake.url, state=state) as gateway:
+        assert (await gateway.client.get("/ready")).status_code == 200  # KEY is in the settings
+        gateway.state.authenticator.replace((), None, NO_LIMITS)
+        answer = await gateway.client.get("/ready")
+        assert (answer.status_code, "database" in answer.text) == (503, True)
 
 
 async def test_draining_gateway_refuses_and_says_so(own: Gateway) -> None:

@@ -1,5 +1,6 @@
 """The pages of engines: all of them side by side, and one with its command line and its log."""
 
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,12 +11,21 @@ from app.console.fleet_view import EngineView, FleetViews
 from app.console.live import LiveByRight, Regions, Render
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
+from app.console.sorting import Sorting, Value
 from app.console.visitor import CONSOLE
 from app.errors import RouteNotFound
 
 # Columns of the comparison that nobody has chosen, and that a table can have at all.
 DEFAULT_COMPARED = 6
 MAX_COMPARED = 24
+COLUMNS: Mapping[str, Callable[[EngineView], Value]] = {
+    "engine": lambda one: one.row.name,
+    "model": lambda one: one.row.model,
+    "state": lambda one: one.row.state,
+    "in_flight": lambda one: one.row.in_flight,
+    "restarts": lambda one: one.row.restarts,
+    "memory": lambda one: one.row.memory_gib,
+}
 
 
 def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
@@ -27,15 +37,17 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
         request: Request,
         compared: Annotated[list[str] | None, Query(alias="engine", max_length=1000)] = None,
         only: Annotated[str, Query(max_length=32)] = "",
+        sort: Annotated[str, Query(max_length=32)] = "",
     ) -> Response:
         engines, unused = views.engines(), views.unused()
-        chosen = choose(engines, compared)
+        chosen, sorting = choose(engines, compared), _sorting(sort)
 
         def render() -> Response:
             return renderer.page(
                 visitor_of(request),
                 "engines.html",
                 engines=engines,
+                sorting=sorting,
                 unused=unused,
                 comparison=compare(chosen),
                 only_differences=only == "differences",
@@ -55,6 +67,10 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
     return router
 
 
+def _sorting(chosen: str = "") -> Sorting[EngineView]:
+    return Sorting(f"{CONSOLE}/engines", COLUMNS, chosen)
+
+
 def choose(engines: list[EngineView], names: list[str] | None) -> list[EngineView]:
     """Return the engines to compare: those that are named, or the first ones."""
     if not names:
@@ -68,13 +84,14 @@ def live_engines(renderer: Renderer, views: FleetViews) -> LiveByRight:
     listed = renderer.macro("engines_regions.html", "engines")
     state = renderer.macro("engines_regions.html", "state")
     not_used = renderer.macro("engines_regions.html", "unused")
+    unsorted = _sorting()  # a page that is sorted puts the rows in its order
 
     def collect(acts: bool) -> Render:
         engines, unused = views.engines(), views.unused()
 
         def render() -> Regions:
             states = {f"engine {one.row.name}": state(one, acts) for one in engines}
-            return {"engines": listed(engines), "unused": not_used(unused), **states}
+            return {"engines": listed(engines, unsorted), "unused": not_used(unused), **states}
 
         return render
 

@@ -75,6 +75,11 @@ def iso_moment(text: str | None) -> str:
     return "–" if text is None else moment(datetime.fromisoformat(text).timestamp())
 
 
+def iso_ago(text: str) -> str:
+    """Return a moment in ISO 8601 as its distance from now."""
+    return ago(datetime.fromisoformat(text).timestamp())
+
+
 def cost(nano: int) -> str:
     """Return an amount, in 1/1,000,000,000 of the configuration's currency."""
     return f"{nano / 1e9:,.4f}"
@@ -87,6 +92,7 @@ FILTERS = {
     "size": size,
     "percent": percent,
     "ago": ago,
+    "iso_ago": iso_ago,
     "rfc3339": rfc3339,
     "moment": moment,
     "iso_moment": iso_moment,

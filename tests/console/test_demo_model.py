@@ -109,7 +109,7 @@ async def test_a_key_is_made_used_with_curl_and_limited(
     await page.goto("/console/keys/new")
     await page.get_by_label("Name", exact=True).fill("By hand")
     await page.get_by_label("Requests per minute").fill("1")
-    await page.get_by_role("button", name="Make the key").click()
+    await page.get_by_role("button", name="Create key").click()
     key = await page.get_by_role("dialog").get_by_label("The key").inner_text()
     await page.get_by_role("button", name="I have copied it").click()
     assert await curl_status(gateway, key) == "200"

@@ -130,6 +130,20 @@ async def test_two_hundred_pages_at_once_show_the_same_state(site: Site) -> None
             )
 
 
+async def test_a_table_stays_sorted_while_it_is_live(site: Site) -> None:
+    async with site.visit(Role.ADMIN) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/engines")
+        engines = page.get_by_role("region", name="Engines", exact=True)
+        await engines.get_by_role("link", name="In flight").click()
+        heading = engines.get_by_role("columnheader", name="In flight")
+        await expect(heading).to_have_attribute("aria-sort", "ascending")
+        async with one_in_flight(site):
+            row = engines.get_by_role("row", name=re.compile("^demo-0"))
+            await expect(row.get_by_role("cell").nth(3)).to_have_text("1")
+            await expect(heading).to_have_attribute("aria-sort", "ascending")
+
+
 @contextmanager
 def viewing(stream: httpx.Response) -> Iterator[dict[str, str]]:
     """Follow a stream of live regions; yield what a page would show of them."""

@@ -22,7 +22,7 @@ async def test_the_secret_of_a_new_key_is_shown_once_and_works(site: Site) -> No
         page = watched_page.page
         await page.goto(f"{KEYS}/new")
         await page.get_by_label("Name", exact=True).fill("Made here")
-        await page.get_by_role("button", name="Make the key").click()
+        await page.get_by_role("button", name="Create key").click()
         dialog = page.get_by_role("dialog")
         secret = await dialog.get_by_label("The key").inner_text()
         await assert_accessible(watched_page)
@@ -55,7 +55,7 @@ async def test_an_auditor_sees_keys_and_nothing_that_changes_them(site: Site) ->
     async with site.visit(Role.AUDITOR) as watched_page:
         page = watched_page.page
         await page.goto(KEYS)
-        await expect(page.get_by_role("link", name="Make a key")).to_have_count(0)
+        await expect(page.get_by_role("link", name="Create key")).to_have_count(0)
         await page.get_by_role("link", name="client's key").click()
         await expect(page.get_by_role("heading", name="client's key")).to_be_visible()
         for name in ("Rotate", "Disable", "Delete", "Save"):

@@ -39,7 +39,25 @@ function removeItem(name) {
 function swap(element, html) {
   const template = document.createElement("template");
   template.innerHTML = html; // made by our templates, which escape everything
+  keepOrder(element, template.content);
   const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
   element.replaceChildren(template.content);
   if (focused) document.getElementById(focused)?.focus({preventScroll: true});
+}
+
+// A table that is sorted stays so: the server sends it to all pages in the same order.
+function keepOrder(shown, fresh) {
+  const heading = shown.querySelector("th[aria-sort]");
+  const target = fresh.querySelector("thead tr")?.cells[heading?.cellIndex];
+  if (!target || fresh.querySelector("th[aria-sort]")) return;
+  target.replaceWith(heading.cloneNode(true));
+  const body = fresh.querySelector("tbody");
+  const down = heading.getAttribute("aria-sort") === "descending" ? -1 : 1;
+  const text = (row) => row.cells[heading.cellIndex].textContent.trim();
+  const number = (row) => Number(text(row).replaceAll(",", ""));
+  body.append(...[...body.rows].sort((a, b) => {
+    const [one, other] = [number(a), number(b)];
+    if (Number.isNaN(one) || Number.isNaN(other)) return down * text(a).localeCompare(text(b));
+    return down * (one - other);
+  }));
 }

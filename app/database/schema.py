@@ -19,7 +19,6 @@ from sqlalchemy import (
     Table,
     Text,
     false,
-    text,
 )
 
 metadata = MetaData(
@@ -141,12 +140,8 @@ usage_records = Table(
     Column("fault", String(300), nullable=True),
     Column("client_wait_ms", Float, nullable=True),
     Column("timeline", Text, nullable=True),  # see app.telemetry.timeline_text
-    Index(
-        "ix_usage_records_own_id",
-        "own_id",
-        sqlite_where=text("own_id IS NOT NULL"),
-        postgresql_where=text("own_id IS NOT NULL"),
-    ),
+    # Where it is not null; that is said in the migration, as it loads SQLAlchemy's PostgreSQL here.
+    Index("ix_usage_records_own_id", "own_id"),
     Index("ix_usage_records_at_ms", "at_ms"),
     Index("ix_usage_records_key_id_at_ms", "key_id", "at_ms"),
 )

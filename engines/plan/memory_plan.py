@@ -62,9 +62,13 @@ class PlanOptions:
         return self.in_flight_tokens or 2 * self.steps[0]
 
     def for_cpu(self) -> Self:
-        """Return the options of vLLM's CPU build, whose blocks are larger."""
+        """Return the options of vLLM's CPU build: larger blocks, and no step ahead."""
         larger = self.block_tokens == BLOCK_TOKENS
-        return replace(self, block_tokens=CPU_BLOCK_TOKENS) if larger else self
+        return replace(
+            self,
+            block_tokens=CPU_BLOCK_TOKENS if larger else self.block_tokens,
+            in_flight_tokens=self.steps[0],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

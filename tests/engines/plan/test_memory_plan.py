@@ -21,6 +21,11 @@ DEMO = {
     "num_key_value_heads": 4, "max_position_embeddings": 4096, "vocab_size": 1183,
 }  # fmt: skip
 
+GEMMA = {
+    "model_type": "gemma3_text", "num_hidden_layers": 13, "num_key_value_heads": 2, "head_dim": 32,
+    "sliding_window": 512, "sliding_window_pattern": 6, "max_position_embeddings": 8192,
+}  # fmt: skip
+
 
 def lines(name: str, directory: Path, gib: float | None = 80.0, **flags: Any) -> list[str]:
     model = read_model_files(str(published(name, directory)))
@@ -131,9 +136,18 @@ def test_lengths_have_vllms_units(text: str, tokens: int) -> None:
     assert options_of({"max-model-len": text}, None).max_model_len == tokens
 
 
-def test_cpu_engine_has_the_tokens_that_it_logged(tmp_path: Path) -> None:
-    """vLLM 0.32 on the demo model: "CPU KV cache size: 699,008 tokens, … 341.31x"."""
-    write_config(tmp_path, DEMO)
-    options = PlanOptions(cache_bytes=2**30, max_model_len=2048).for_cpu()
-    *_, capacity, _ = plan_lines(plan_memory(read_model_files(str(tmp_path)), options))
-    assert capacity == "capacity: 699,008 tokens, 341.31 requests of 2,048 tokens at once"
+@pytest.mark.parametrize(
+    ("changed", "length", "logged"),
+    [
+        ({}, 2048, "699,008 tokens, 341.31 requests of 2,048 tokens at once"),
+        # 11 layers with a window and 2 without, the last group padded.
+        (GEMMA, 4096, "424,739 tokens, 103.70 requests of 4,096 tokens at once"),
+    ],
+)
+def test_cpu_engine_has_what_vllm_logged_here(
+    changed: dict[str, Any], length: int, logged: str, tmp_path: Path
+) -> None:
+    write_config(tmp_path, {**DEMO, **changed})
+    options = PlanOptions(cache_bytes=2**30, max_model_len=length).for_cpu()
+    plan = plan_memory(read_model_files(str(tmp_path)), options)
+    assert any(line.startswith(f"capacity: {logged}") for line in plan_lines(plan))

@@ -321,11 +321,14 @@ def parse_moment(name: str, text: str, *, end_of_day: bool = False) -> datetime:
             moment = moment.replace(tzinfo=UTC)
         if end_of_day and len(text) == len("2026-11-26"):
             moment += timedelta(days=1)
-        moment.timestamp()
+        # Near the ends of the calendar neither UTC nor the time a span before has a date.
+        valid = moment.astimezone(UTC).timestamp() >= 0
     except (ValueError, OverflowError):
+        valid = False
+    if not valid:
         raise BadRequest(
             f"{name} must be a time such as 2026-11-26T14:00:00Z or a day such as 2026-11-26"
-        ) from None
+        )
     return moment
 
 

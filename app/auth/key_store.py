@@ -78,24 +78,29 @@ class KeyStore:
 
     async def create_all(self, fields: Iterable[KeyFields]) -> list[tuple[ApiKey, NewKey]]:
         """Create keys, all or none. Raises NameTaken."""
-        created = []
-        async with self._database.write() as connection:
-            number = await increment_revision(connection)
-            for one in fields:
-                made = new_key()
-                await _check_name(connection, one.name, made.id)
-                values = {
-                    **one.columns(),
-                    "id": made.id,
-                    "digest": made.digest,
-                    "disabled": False,
-                    "created_ms": self._now_ms(),
-                    "changed_by": self._by,
-                    "revision": number,
-                }
-                await connection.execute(insert(api_keys).values(values))
-                created.append((await _get(connection, made.id), made))
-        return created
+        made = [(one, new_key()) for one in fields]
+        # Thousands may take longer than a page may wait for.
+        lane = Lane.PAGES if len(made) == 1 else Lane.BACKGROUND
+        async with self._database.write(lane) as connection:
+            common = {
+                "disabled": False,
+                "created_ms": self._now_ms(),
+                "changed_by": self._by,
+                "revision": await increment_revision(connection),
+            }
+            stored: dict[str, ApiKey] = {}
+            # Not a statement for each key: other changes of keys wait for this one.
+            for at in range(0, len(made), _PAGE):
+                page = made[at : at + _PAGE]
+                await _check_names(connection, {new.id: one.name for one, new in page})
+                rows = [
+                    {**one.columns(), "id": new.id, "digest": new.digest, **common}
+                    for one, new in page
+                ]
+                await connection.execute(insert(api_keys), rows)
+                query = select(*_COLUMNS).where(api_keys.c.id.in_([new.id for _, new in page]))
+                stored |= {row.id: _key(row) for row in await connection.execute(query)}
+            return [(stored[new.id], new) for _, new in made]
 
     async def get(self, key_id: str) -> ApiKey:
         """Return a key. Raises UnknownKey."""
@@ -283,7 +288,7 @@ class KeyStore:
         async with self._database.write() as connection:
             number = await increment_revision(connection)
             if "name" in values:
-                await _check_name(connection, values["name"], key_id)
+                await _check_names(connection, {key_id: values["name"]})
             changed = {"revision": number, "changed_by": self._by}
             await _write(connection, key_id, {**values, **changed})
             return await _get(connection, key_id)
@@ -312,21 +317,27 @@ async def _get(connection: AsyncConnection, key_id: str) -> ApiKey:
     return _key(row)
 
 
-async def _check_name(connection: AsyncConnection, name: str, key_id: str) -> None:
-    """Raise NameTaken if another key has the name, or an ID, even a deleted one, equal to it.
+async def _check_names(connection: AsyncConnection, names: Mapping[str, str]) -> None:
+    """Raise NameTaken unless every key, by its ID, may have its name: no other key has it.
 
-    Otherwise, once the other key is deleted, its ID would select the key of this name.
+    Nor may another key, even a deleted one, have an ID equal to it: otherwise, once the other key
+    is deleted, its ID would select the key of this name.
     """
-    if _NOT_STORED.fullmatch(name):
-        raise NameTaken(f"name: {name} is an ID in reports")
-    if is_id(name):
-        other = await connection.scalar(select(api_keys.c.id).where(api_keys.c.id == name))
-        if other is not None and other != key_id:
-            raise NameTaken(f"name: {other} is the ID of another key")
-    query = select(api_keys.c.id).where(api_keys.c.name == name, _EXISTS, api_keys.c.id != key_id)
-    other = (await connection.execute(query.limit(1))).scalar_one_or_none()
-    if other is not None:
-        raise NameTaken(f"name: the key {other} has this name already")
+    holders: dict[str, str] = {}
+    for key_id, name in names.items():
+        if _NOT_STORED.fullmatch(name):
+            raise NameTaken(f"name: {name} is an ID in reports")
+        if (other := holders.setdefault(name, key_id)) != key_id:
+            raise NameTaken(f"name: the key {other} has this name already")
+    if like_ids := [name for name in holders if is_id(name)]:
+        query = select(api_keys.c.id).where(api_keys.c.id.in_(like_ids))
+        for other in await connection.scalars(query):
+            if holders[other] != other:
+                raise NameTaken(f"name: {other} is the ID of another key")
+    query = select(api_keys.c.id, api_keys.c.name).where(api_keys.c.name.in_(holders), _EXISTS)
+    for row in await connection.execute(query):
+        if holders[row.name] != row.id:
+            raise NameTaken(f"name: the key {row.id} has this name already")
 
 
 def _check_id(key_id: str) -> None:

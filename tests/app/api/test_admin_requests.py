@@ -229,6 +229,7 @@ async def test_without_the_database_the_requests_in_memory_are_shown(
     "query",
     [
         "?from=yesterday", "?to=9999-12-31", "?from=2026-11-02&to=2026-11-01", "?cursor=1",
+        "?from=0001-01-01T00:00%2B14:00", "?to=0001-01-02", "?to=9999-12-31T23:00-14:00",
         "?order=random", "?slower_than_s=-1", "?slower_than_s=nan", "?slower=1", "?Limit=5",
     ],
 )  # fmt: skip

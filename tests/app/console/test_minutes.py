@@ -12,7 +12,7 @@ from app.console.minutes import MinuteRecorder, samples_of_minutes, step_of
 from app.console.overview import STORED_HOURS, stored_charts
 from app.database import DatabaseUnavailable
 from app.telemetry.metrics import TTFT_BUCKETS, Metrics
-from app.usage import LoadMinute, LoadMinutes
+from app.usage import LoadMinute, LoadMinutes, load_minutes
 from app.usage.load_minutes import KEPT_S
 from tests.app.console.visits import visiting
 from tests.app.usage.records import Faulty, opened
@@ -43,6 +43,25 @@ async def test_minutes_of_all_gateways_are_summed_and_old_ones_deleted(database:
     assert (await first.read(10_001 * 60.0))[0].ttft == (1, 6, 3)
     assert await first.delete_old() == 1
     assert [one.minute for one in await first.read(0)] == [10_000, 10_001]
+
+
+async def test_minutes_of_many_gateways_are_read_a_few_rows_at_a_time(
+    database: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minutes = LoadMinutes(database, "one")
+    for number in range(30):
+        await minutes.write(minute(number))
+    monkeypatch.setattr(load_minutes, "ROWS", 3)
+    turns: list[int] = []
+    sleep = asyncio.sleep
+
+    async def count(delay: float) -> None:
+        turns.append(1)
+        await sleep(delay)
+
+    monkeypatch.setattr(asyncio, "sleep", count)
+    assert [one.minute for one in await minutes.read(0)] == list(range(30))
+    assert len(turns) == 10  # other tasks run between them
 
 
 async def test_recorder_stores_what_happened_in_each_minute(

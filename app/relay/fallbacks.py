@@ -160,10 +160,8 @@ class Fallback:
         tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
         if (budget := self._model_request.reservation.budget) is not None:
             cost, bound = plan.cost, request.output_bound
-            output = cost.output if bound is None else bound * cost.answers
-            services.budgets.cover(
-                budget, cost.most_prompt + output, prompt=cost.most_prompt, model=model.name
-            )
+            output = cost.most_output if bound is None else bound * cost.answers
+            services.budgets.cover(budget, prompt=cost.most_prompt, output=output, model=model.name)
         limits = LimitRequest(request.principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
             self._model_request.reservation.attach(decision)

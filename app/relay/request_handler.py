@@ -169,7 +169,12 @@ async def _reserve_budget(
     cost, principal = plan.cost, request.principal
     elastic = plan.elastic_tokens(request.endpoint.label)
     budget = await services.budgets.reserve(
-        principal, cost.most_tokens, elastic, prompt=cost.most_prompt, model=plan.model.name
+        principal,
+        cost.most_tokens,
+        elastic,
+        prompt=cost.most_prompt,
+        output=cost.most_output,
+        model=plan.model.name,
     )
     if elastic is not None:
         request.output_bound = (budget.tokens - cost.most_prompt) // cost.answers

@@ -71,6 +71,9 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     # The most that is believed when an engine reports it.
     plausible_prompt: int = PLAUSIBLE_LENGTH
     plausible_output: int = PLAUSIBLE_LENGTH
+    # The most of all outputs together where the prompt is shorter than its estimate. Only in money
+    # does that cost more than a long prompt, for which `output` has less room.
+    most_output: int = 0
 
     @property
     def tokens(self) -> int:
@@ -119,6 +122,7 @@ def estimate_cost(
             if name in members or name in changes:
                 choices = max(choices, _count(body, rewrite, name) or 1)
     length = longest or PLAUSIBLE_LENGTH
+    most_output = output if longest is None or output < longest else longest
     if longest is not None:
         # A prompt leaves less room for its only output. With several, each gets the full length:
         # the prompt is only an estimate from the size of the body.
@@ -130,8 +134,8 @@ def estimate_cost(
         if rewrite.value(body, PREVIOUS) not in ABSENT:
             # The earlier turns are not in this body.
             prompt = length
-            return Cost(prompt, output, prompt, 1, most, most)
-        return Cost(prompt, output, _longest_prompt(body, longest), 1, most, most)
+            return Cost(prompt, output, prompt, 1, most, most, most_output)
+        return Cost(prompt, output, _longest_prompt(body, longest), 1, most, most, most_output)
     answers = prompts * choices
     # The request's limit bounds the engine; without one the model's length does.
     bound = stated if 0 < stated < PLAUSIBLE_LENGTH else length
@@ -143,6 +147,7 @@ def estimate_cost(
         # No tokenizer makes two tokens of one byte.
         length * prompts if longest is not None or size < length else size,
         bound * answers,
+        most_output * answers,
     )
 
 

@@ -232,11 +232,13 @@ class Budgets:
         elastic: tuple[int, int] | None = None,
         *,
         prompt: int = 0,
+        output: int = 0,
         model: str = "",
     ) -> BudgetReservation:
         """Reserve in the budgets of a key and its owner; exit the returned context.
 
-        `prompt` of the tokens are the prompt's, at the prices of `model`. `elastic` is for a
+        `prompt` of the tokens are the prompt's, at the prices of `model`. `output` is the longest
+        answer, where that is more than the rest: money is reserved for both. `elastic` is for a
         request without a token limit: the least and the most tokens that it can use. It reserves a
         share of what is left, or `tokens` if that is less (`elastic_share`). Raises QuotaUsedUp,
         whose retry_after_s are whole seconds to the next UTC day or month (None if the budget
@@ -263,18 +265,19 @@ class Budgets:
         price = None if price_of is None else price_of(model)
         if elastic is not None:
             tokens = self._elastic_tokens(accounts, tokens, prompt, price, *elastic)
-        cost = 0 if price is None else price.most(prompt, tokens - prompt)
+            output = 0  # it is bounded to the rest
+        cost = 0 if price is None else price.most(prompt, max(tokens - prompt, output))
         self._check(accounts, tokens, cost)
         return BudgetReservation(accounts, price_of, tokens, cost)
 
     def cover(
-        self, reservation: BudgetReservation, tokens: int, *, prompt: int, model: str
+        self, reservation: BudgetReservation, *, prompt: int, output: int, model: str
     ) -> None:
         """Raise a reservation to what the request may cost at another model. Raises QuotaUsedUp."""
         price = self._ledger.price_of(model)
         if price is None or not any(one.has_cost_budget for one in reservation.accounts):
             return
-        more = price.most(prompt, tokens - prompt) - reservation.cost
+        more = price.most(prompt, output) - reservation.cost
         if more > 0:
             self._check(reservation.accounts, None, more)
             reservation.hold(reservation.tokens, reservation.cost + more)

@@ -17,6 +17,10 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 PRICE = {"completion": 10_000.0}
 
 
+def unused() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
 async def ask(gateway: Gateway, key: dict[str, str], **fields: Any) -> httpx.Response:
     return await gateway.client.post("/v1/chat/completions", json={**CHAT, **fields}, headers=key)
 
@@ -68,9 +72,27 @@ async def test_an_engine_that_ignores_its_bound_passes_no_budget(tmp_path: Path)
                 assert used["used"] <= next(iter(budget.values()))
 
 
+async def test_a_body_that_looks_like_a_long_prompt_reserves_its_whole_output(
+    tmp_path: Path,
+) -> None:
+    # By its size the prompt leaves no room for an answer; its tokens are few.
+    padded = {"metadata": {"note": " " * 4000}, "max_tokens": 900, "fake": "tokens:900"}
+    async with Fake(max_model_len=1000) as fake:
+        model = {"name": "demo", "engines": [remote(fake.url)], "price": PRICE}
+        spare = {"name": "spare", "fallbacks": ["demo"], "engines": [remote(unused())],
+                 "load_wait_s": 0}  # fmt: skip
+        async with running(settings_for(model, spare, run_dir=tmp_path)) as gateway:
+            key = await make_key(gateway, "small", daily_cost=8.99)
+            refused = await ask(gateway, key, **padded)
+            assert refused.status_code == 429
+            assert "this request may cost 9.00" in refused.json()["error"]["message"]
+            assert (await ask(gateway, key, model="spare", **padded)).status_code == 503
+            assert (await ask(gateway, key, **{**padded, "max_tokens": 899})).status_code == 200
+
+
 async def test_a_fallback_that_the_budget_cannot_pay_is_skipped(tmp_path: Path) -> None:
     async with Fake("dear") as dear, Fake("cheap") as cheap:
-        down = remote(f"http://127.0.0.1:{free_port()}")
+        down = remote(unused())
         models: list[dict[str, Any]] = [
             {"name": "demo", "fallbacks": ["dear", "cheap"], "engines": [down], "load_wait_s": 0},
             {"name": "dear", "engines": [remote(dear.url)], "price": PRICE},

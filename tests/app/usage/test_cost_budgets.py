@@ -140,11 +140,11 @@ async def test_a_dearer_fallback_is_covered_or_refused(gateway: Gateway) -> None
     key = budgeted("key-1", daily_cost=10 * COMPLETION)
     with await gateway.budgets.reserve(key, 100, model="without a price") as held:
         assert held.cost == 0
-        gateway.budgets.cover(held, 8, prompt=0, model="demo")
+        gateway.budgets.cover(held, prompt=0, output=8, model="demo")
         assert await has_cost(gateway, 8 * COMPLETION)
         with pytest.raises(QuotaUsedUp):
-            gateway.budgets.cover(held, 11, prompt=0, model="demo")
-        gateway.budgets.cover(held, 1, prompt=0, model="demo")
+            gateway.budgets.cover(held, prompt=0, output=11, model="demo")
+        gateway.budgets.cover(held, prompt=0, output=1, model="demo")
         assert held.cost == 8 * COMPLETION
     assert await has_cost(gateway, 0)
 

@@ -158,15 +158,17 @@ def _attention_layers(
 
 def _kinds(text: Mapping[str, object], model_type: str, count: int) -> list[Kind]:
     listed = text.get("layer_types")
-    names: dict[object, Kind] = {
+    names: dict[str, Kind] = {
         "full_attention": "full",
         "sliding_attention": "sliding",
         "chunked_attention": "chunked",
     }
     if isinstance(listed, list) and len(listed) >= count:
-        if unknown := [name for name in listed[:count] if name not in names]:
-            raise PlanError(f"layers of type {str(unknown[0])[:100]} are not known")
-        return [names[name] for name in listed[:count]]
+        kinds = [names.get(name) if isinstance(name, str) else None for name in listed[:count]]
+        if None in kinds:
+            unknown = str(listed[kinds.index(None)])[:100]
+            raise PlanError(f"layers of type {unknown} are not known")
+        return [kind for kind in kinds if kind is not None]
     if model_type == "gpt_oss":
         return ["full" if index % 2 else "sliding" for index in range(count)]
     if model_type == "llama4_text":

@@ -92,7 +92,7 @@ def _is_shared_key(tensor: Tensor, architecture: Architecture) -> bool:
     if not architecture.keys_are_values or not tensor.name.endswith("k_proj.weight"):
         return False
     full = next((layer for layer in architecture.layers if layer.kind == "full"), None)
-    return full is not None and tensor.shape[0] == full.heads * full.width // 2
+    return full is not None and tensor.shape[:1] == (full.heads * full.width // 2,)
 
 
 def _shards(tensor: Tensor, architecture: Architecture, tensor_parallel: int) -> int:
@@ -113,6 +113,8 @@ def _padding(tensor: Tensor, architecture: Architecture, tensor_parallel: int) -
     # Rows, then groups of 32 columns: [experts, rows, groups, …].
     rows, columns = tensor.shape[1], tensor.shape[2] * 32
     hidden, feed_forward = (rows, columns) if down else (columns, rows // 2)
+    if not feed_forward:  # one row is no expert
+        return 1.0
     share = feed_forward / tensor_parallel
     return _rounded(hidden, _MXFP4_HIDDEN) / hidden * _rounded(share, _MXFP4_FEED_FORWARD) / share
 

@@ -112,3 +112,9 @@ class TestUnknown:
     def test_number_that_cannot_be_is_named(self, value: object) -> None:
         with pytest.raises(PlanError, match=r"^config\.json: num_hidden_layers (is missing|must)"):
             read(num_hidden_layers=value)
+
+
+@pytest.mark.parametrize("kinds", [["linear_attention"] * 32, [["full_attention"]] * 32])
+def test_layers_of_another_kind_are_named(kinds: list[Any]) -> None:
+    with pytest.raises(PlanError, match=r"layers of type .*attention.* are not known"):
+        read(layer_types=kinds)

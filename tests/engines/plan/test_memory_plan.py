@@ -151,3 +151,23 @@ def test_cpu_engine_has_what_vllm_logged_here(
     options = PlanOptions(cache_bytes=2**30, max_model_len=length).for_cpu()
     plan = plan_memory(read_model_files(str(tmp_path)), options)
     assert any(line.startswith(f"capacity: {logged}") for line in plan_lines(plan))
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "shape"),
+    [
+        ({"attention_k_eq_v": True}, "model.layers.0.self_attn.k_proj.weight", []),
+        (
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "model.layers.0.mlp.experts.gate_up_proj_blocks",
+            [1, 1, 4],
+        ),
+    ],
+)
+def test_tensors_of_shapes_that_no_model_has_are_counted(
+    changed: dict[str, Any], name: str, shape: list[int], tmp_path: Path
+) -> None:
+    write_config(tmp_path, {**DEMO, **changed})
+    write_weights(tmp_path / "model.safetensors", {name: ("U8", shape)})
+    plan = plan_memory(read_model_files(str(tmp_path)), options_of({}, 80.0))
+    assert plan.weight_bytes is not None

@@ -60,12 +60,22 @@ class QueueSettings(SpecModel):
     )
 
 
+# Beyond any price; above all, finite.
+MAX_PRICE = 1e9
+
+
 class PriceSettings(SpecModel):
     """Prices per million tokens, in the currency of your reports."""
 
-    prompt: float = Field(0.0, ge=0, description="Price of a million uncached prompt tokens.")
-    cached: float = Field(0.0, ge=0, description="Price of a million cached prompt tokens.")
-    completion: float = Field(0.0, ge=0, description="Price of a million output tokens.")
+    prompt: float = Field(
+        0.0, ge=0, le=MAX_PRICE, description="Price of a million uncached prompt tokens."
+    )
+    cached: float = Field(
+        0.0, ge=0, le=MAX_PRICE, description="Price of a million cached prompt tokens."
+    )
+    completion: float = Field(
+        0.0, ge=0, le=MAX_PRICE, description="Price of a million output tokens."
+    )
 
 
 def _printable(name: str) -> str:

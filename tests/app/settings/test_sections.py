@@ -340,3 +340,12 @@ class TestTraces:
 def test_body_memory_below_max_body_bytes_is_refused() -> None:
     [fault] = faults("server: {max_body_bytes: 100000000}\n" + with_remote())
     assert "must be at least max_body_bytes" in fault
+
+
+@pytest.mark.parametrize(
+    ("price", "fault"),
+    [(float("inf"), "at most 1e+09"), (float("nan"), "must be at "), (-0.1, "at least 0")],
+)
+def test_a_price_is_a_finite_number(price: float, fault: str) -> None:
+    engines = [{"kind": "process", "model": "m"}]
+    assert fault in faults(of_model(engines, price={"completion": price}))[0]

@@ -43,7 +43,7 @@ def disk_fault(file: Path) -> str | None:
         return None
     if disk.f_flag & os.ST_RDONLY:
         return "its disk is read-only"
-    if disk.f_bavail * disk.f_frsize < FULL_BYTES:
+    if disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FULL_BYTES:  # /proc has no blocks
         return "its disk is full"
     if disk.f_files > 0 and disk.f_favail == 0:  # some file systems count no files
         return "its disk has no inode left"

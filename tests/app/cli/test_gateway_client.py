@@ -271,7 +271,7 @@ def test_deleted_admin_key_is_refused(fake_url: str, tmp_path: Path) -> None:
         poll_until(lambda: "answers 401: " in shell("vllm-gateway status").stderr)
         assert shell(f"vllm-gateway keys delete {key_id}").returncode == 0
         poll_until(lambda: "answers 401: " in shell("vllm-gateway status").stderr)
-        assert "root" not in (tmp_path / "output.txt").read_text()
+        assert '"key":"root"' not in (tmp_path / "output.txt").read_text()
     finally:
         gateway.terminate()
         gateway.wait(30)

@@ -202,15 +202,16 @@ async def test_servers_come_and_go_while_reloads_run(tmp_path: Path, listing: Li
 
 
 async def test_rolled_back_model_keeps_its_servers(tmp_path: Path, listing: Listing) -> None:
-    async with servers(2) as (a, b):
+    async with servers(3) as (a, b, c):
         listing.set(a.url)
         listing.set(b.url, name="two.test")
-        async with run(tmp_path, find_source=listing) as gateway:
+        demo = model("demo", remote(c.url), discovered())
+        async with run(tmp_path, demo, find_source=listing) as gateway:
+            await wait_until(lambda: name_of(a) in gateway.names)
             old = gateway.find(name_of(a))
             dead = remote("http://127.0.0.1:1")
             report = await gateway.reload(model("demo", dead, discovered("two.test")))
             assert [one["outcome"] for one in report["models"]] == ["rolled back"]
-            await gateway.until(a)
             assert gateway.find(name_of(a)) is old
             assert listing.watches == 1
 

@@ -71,9 +71,11 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     # The most that is believed when an engine reports it.
     plausible_prompt: int = PLAUSIBLE_LENGTH
     plausible_output: int = PLAUSIBLE_LENGTH
-    # The most of all outputs together where the prompt is shorter than its estimate. Only in money
-    # does that cost more than a long prompt, for which `output` has less room.
+    # The most of all outputs together. `output` has less room: by the size of the body, in which
+    # blanks, names and unknown members count, the prompt may be much longer than it is.
     most_output: int = 0
+    # The most of prompts and outputs together, where that is less than the sum of both.
+    longest: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -81,7 +83,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def most_tokens(self) -> int:
-        return self.most_prompt + self.output
+        most = self.most_prompt + self.most_output
+        return most if self.longest is None or most < self.longest else self.longest
 
     def plausible(self, usage: Usage) -> Usage:
         """Return an engine's reported usage, cut to what is plausible."""
@@ -122,6 +125,7 @@ def estimate_cost(
             if name in members or name in changes:
                 choices = max(choices, _count(body, rewrite, name) or 1)
     length = longest or PLAUSIBLE_LENGTH
+    most_prompt = _longest_prompt(body, longest, prompts)
     most_output = output if longest is None or output < longest else longest
     if longest is not None:
         # A prompt leaves less room for its only output. With several, each gets the full length:
@@ -135,19 +139,20 @@ def estimate_cost(
             # The earlier turns are not in this body.
             prompt = length
             return Cost(prompt, output, prompt, 1, most, most, most_output)
-        return Cost(prompt, output, _longest_prompt(body, longest), 1, most, most, most_output)
+        return Cost(prompt, output, most_prompt, 1, most, most, most_output)
     answers = prompts * choices
     # The request's limit bounds the engine; without one the model's length does.
     bound = stated if 0 < stated < PLAUSIBLE_LENGTH else length
     return Cost(
         prompt,
         output * answers,
-        _longest_prompt(body, longest, prompts),
+        most_prompt,
         answers,
         # No tokenizer makes two tokens of one byte.
         length * prompts if longest is not None or size < length else size,
         bound * answers,
         most_output * answers,
+        longest * prompts if longest is not None and choices == 1 else None,
     )
 
 

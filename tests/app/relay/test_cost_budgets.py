@@ -1,6 +1,7 @@
-"""Budgets in money, through the real server with fake engines."""
+"""Budgets in money, and what requests reserve, through the real server with fake engines."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,19 @@ async def test_a_body_that_looks_like_a_long_prompt_reserves_its_whole_output(
             assert "this request may cost 9.00" in refused.json()["error"]["message"]
             assert (await ask(gateway, key, model="spare", **padded)).status_code == 503
             assert (await ask(gateway, key, **{**padded, "max_tokens": 899})).status_code == 200
+
+
+async def test_blanks_in_a_body_leave_no_less_room_for_its_answer(tmp_path: Path) -> None:
+    body = {**CHAT, "max_tokens": 900, "fake": "tokens:900"}
+    padded = json.dumps(body).replace('"demo",', '"demo",' + " " * 4000)
+    async with Fake(max_model_len=1000) as fake:
+        model = {"name": "demo", "engines": [remote(fake.url)]}
+        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+            key = await make_key(gateway, "small", daily_tokens=899)
+            headers = {**key, "content-type": "application/json"}
+            path = "/v1/chat/completions"
+            answer = await gateway.client.post(path, content=padded, headers=headers)
+            assert answer.status_code == 429
 
 
 async def test_a_fallback_that_the_budget_cannot_pay_is_skipped(tmp_path: Path) -> None:

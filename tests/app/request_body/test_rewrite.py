@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -516,7 +516,7 @@ RULES_OF_ALL_KINDS = st.builds(
     output=st.sampled_from([None, 100]),
     salt=st.sampled_from([None, b'"salt"']),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_constant_rewrite_is_that_of_each_body_it_holds_for(
     endpoint: str,
     members: dict[str, str],

@@ -81,10 +81,13 @@ def secrets_file(file: Path | None) -> Iterator[Callable[[str], object]]:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         fail(f"--out {file}: {error.strerror}; no key was created")
+    made = False
     try:
         with open(descriptor, "w", encoding="utf-8") as opened:
 
             def write(text: str) -> None:
+                nonlocal made
+                made = True  # from here on the file may be the only place that has them
                 try:
                     opened.write(text)
                     opened.flush()
@@ -94,7 +97,8 @@ def secrets_file(file: Path | None) -> Iterator[Callable[[str], object]]:
 
             yield write
     except BaseException:
-        file.unlink(missing_ok=True)
+        if not made:
+            file.unlink(missing_ok=True)
         raise
     print(f"secrets written to {file}")
 

@@ -1,5 +1,6 @@
 """`vllm-gateway keys`, with the gateway down and up."""
 
+import contextlib
 import json
 import socket
 import sqlite3
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from app.auth.key_format import id_of
+from app.cli.key_files import secrets_file
 from tests.app.cli import gateway
 from tests.app.cli.conftest import MODEL
 from tests.e2e.deployment import COMMAND, deployed, environment
@@ -395,6 +397,13 @@ class TestManyKeys:
         people.write_text("name\neve\n")
         [fault] = faults("create", "--from", str(people), "--out", str(secrets))
         assert fault == f"--out {secrets}: File exists; no key was created"
+
+    def test_secrets_that_were_written_stay_whatever_follows(self, tmp_path: Path) -> None:
+        secrets = tmp_path / "secrets.csv"
+        with contextlib.suppress(KeyboardInterrupt), secrets_file(secrets) as write:
+            write("name,key\n")
+            raise KeyboardInterrupt
+        assert secrets.read_text() == "name,key\n"
 
     @pytest.mark.parametrize(
         ("rows", "fault"),

@@ -88,7 +88,10 @@ def test_cached_tokens_are_recorded(gateway: Deployment) -> None:
         client.post("/v1/chat/completions", json=body)
         before = counted(gateway, "gateway_tokens_total", model="demo", kind="cached")
         client.post("/v1/chat/completions", json=body)
-    assert counted(gateway, "gateway_tokens_total", model="demo", kind="cached") > before
+    # The page of metrics may be a second old.
+    poll_until(
+        lambda: counted(gateway, "gateway_tokens_total", model="demo", kind="cached") > before
+    )
 
 
 def test_tokenizing_takes_no_tokens(gateway: Deployment) -> None:

@@ -40,6 +40,12 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
         yield one
 
 
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each scrape make the page anew: on a busy machine one is kept for a second."""
+    monkeypatch.setattr("app.api.kept_page.MAX_AGE_S", 0.0)
+
+
 async def scrape(gateway: Gateway) -> dict[Place, float]:
     """Return every sample but those of the process."""
     text = (await gateway.client.get("/metrics")).text

@@ -59,7 +59,10 @@ def answer(*engines: dict[str, Any]) -> dict[str, Any]:
 FACTS = {"version": "0.32.0", "kv_cache_tokens": 16384, "weights_gib": 0.0009765, "compile_s": 2.0}
 
 
-def test_table_on_a_pipe_is_plain_and_not_truncated(gateway: FakeGateway) -> None:
+def test_table_on_a_pipe_is_plain_and_not_truncated(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     long = "x" * 300
     failed = engine(
         "far-0", state="failed", kind="remote", last_error="no route", since=None, runs=long

@@ -12,6 +12,8 @@ import pytest
 from engines.demo.dialogues import STORY
 from tests.e2e.deployment import ADMIN_KEY, KEY, Deployment
 
+# A text of an event: its member, and what it holds.
+TEXT = re.compile(rb'("(?:content|reasoning|text)":)"((?:[^"\\]|\\.)*)"')
 VOLATILE = re.compile(rb'"(id|created|created_at|request_id)":\s*("[^"]*"|\d+)')
 
 
@@ -147,7 +149,8 @@ def test_answer_is_the_engines_own_byte_for_byte(
     gateway: Deployment, path: str, body: dict[str, Any]
 ) -> None:
     # Where vLLM's server is late it sends two tokens in one event, so that two direct calls differ
-    # too: a few tries, and one of them must be the same.
+    # too: a few tries, and one of them must be the same, or, on a busy machine, all of the last but
+    # where events were merged.
     for _ in range(5):
         with gateway.client() as through, gateway.engine() as direct:
             ours = through.post(path, json=body)
@@ -160,7 +163,20 @@ def test_answer_is_the_engines_own_byte_for_byte(
             bytes_of = [b"\n\n".join(sorted(one.split(b"\n\n"))) for one in bytes_of]
         if bytes_of[0] == bytes_of[1]:
             return
-    assert bytes_of[0] == bytes_of[1]
+    assert unmerged(bytes_of[0]) == unmerged(bytes_of[1])
+
+
+def unmerged(stream: bytes) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Return a stream's events without their texts, each run of equal ones once, and the texts."""
+    texts: dict[bytes, bytes] = {}
+    shapes: list[bytes] = []
+    for event in stream.split(b"\n\n"):
+        for name, text in TEXT.findall(event):
+            texts[name] = texts.get(name, b"") + text
+        shape = TEXT.sub(rb"\1", event)
+        if not shapes or shapes[-1] != shape:
+            shapes.append(shape)
+    return shapes, texts
 
 
 @pytest.mark.parametrize("body", REFUSED, ids=range(len(REFUSED)))

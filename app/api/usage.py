@@ -15,7 +15,7 @@ from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
 from app.money import amount_of
-from app.usage import GROUPS, BudgetOwner, UsageRow
+from app.usage import GROUPS, BudgetHolder, BudgetOwner, UsageRow
 
 # The sums by day stay for ever; a year of them, leap day included, is enough for one answer.
 MAX_DAYS = 366
@@ -27,19 +27,11 @@ _A_DAY: dict[str, Any] = {"format": "date"}
 _A_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": 30}
 
 
-class Caller(Protocol):
+class Caller(BudgetHolder, Protocol):
     """The part of a principal that a report needs."""
 
     @property
     def id(self) -> str: ...
-    @property
-    def daily_tokens(self) -> int | None: ...
-    @property
-    def monthly_tokens(self) -> int | None: ...
-    @property
-    def daily_cost_nano(self) -> int | None: ...
-    @property
-    def monthly_cost_nano(self) -> int | None: ...
     @property
     def owner(self) -> BudgetOwner | None: ...
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -18,7 +18,7 @@ from app.database import Database
 from app.limits import Limiter, LimitRequest, LimitUse
 from app.routing import Catalogue
 from app.settings import NO_LIMITS
-from app.usage import UsageRow, usage_report
+from app.usage import BudgetHolder, UsageRow, usage_report
 
 DAYS = 30
 # Rows of the table, which are rendered at once: 30 days of a few models.
@@ -29,19 +29,6 @@ _UNITS = {
     "tokens": "tokens per minute",
     "concurrency": "requests at once",
 }
-
-
-class Budgeted(Protocol):
-    """A key or an owner."""
-
-    @property
-    def daily_tokens(self) -> int | None: ...
-    @property
-    def monthly_tokens(self) -> int | None: ...
-    @property
-    def daily_cost_nano(self) -> int | None: ...
-    @property
-    def monthly_cost_nano(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +119,9 @@ def limit_level(use: LimitUse) -> Level:
     return Level(whose, unit.capitalize(), use.used, use.most, unit.split(" ")[0], note)
 
 
-def budget_levels(whose: str, of: Budgeted, rows: Sequence[UsageRow], today: date) -> list[Level]:
+def budget_levels(
+    whose: str, of: BudgetHolder, rows: Sequence[UsageRow], today: date
+) -> list[Level]:
     """Return the budgets of a key or an owner; `rows` have its days since the month's first."""
     tomorrow = today + timedelta(days=1)
     next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)

@@ -67,7 +67,7 @@ api_keys = Table(
     # Requests of the key that began before this moment are terminated; null: none.
     Column("cut_ms", BigInteger, nullable=True),
     # Who made the last change, of the key or of its owner's limits: the ID of an admin key, or
-    # `user@host` of a command; null: nobody since this column was added.
+    # `user@host` of a command; null: not changed since this column was added.
     Column("changed_by", String(200), nullable=True),
     # `revision.value` at this key's last change, by which gateways invalidate their caches.
     Column("revision", BigInteger, nullable=False, index=True),

@@ -1,18 +1,18 @@
 """Alerts by webhook when an engine failed, was restarted, or is back.
 
-    an engine changes ─▶ its state is compared with the one that was told last (`events_of`, pure)
+    an engine changes ─▶ its state is compared with the last reported one (`events_of`, pure)
     a message for each event ─▶ a queue for each engine ─▶ one attempt after another, with backoff
 
 | event            | when                                                         |
 |------------------|--------------------------------------------------------------|
-| engine.failed    | it is FAILED, and that was not told yet                      |
+| engine.failed    | it is FAILED, which was not reported yet                      |
 | engine.restarted | the gateway starts it again after a failure                  |
 | engine.back      | it is READY after one of the two                             |
 
 What an operator does (stop, restart, unload, reload) is no event. Messages are in memory only: the
-gateway that starts next tells the state that it finds. An engine that fails again and again spends
-its messages (BURST, then one each REFILL_S); what happens without one left is told later, as the
-difference between what was told and what is.
+gateway that starts next reports the state that it finds. An engine that fails again and again
+spends its messages (BURST, then one each REFILL_S); what happens without one left is reported
+later, as the difference between what was reported and what is.
 """
 
 import asyncio
@@ -44,20 +44,20 @@ RESTARTED = "engine.restarted"
 BACK = "engine.back"
 
 
-class Told(NamedTuple):
-    """What was told of an engine last."""
+class Reported(NamedTuple):
+    """The state of an engine that was reported last."""
 
     down: str | None = None  # FAILED or RESTARTED; None: it serves, or rests as it should
     restarts: int = 0
 
 
 class _Watch:
-    """An engine, as it was told, and its messages."""
+    """An engine, as it was reported, and its messages."""
 
-    __slots__ = ("down_at", "due_s", "sending", "spent_s", "told", "waiting")
+    __slots__ = ("down_at", "due_s", "reported", "sending", "spent_s", "waiting")
 
-    def __init__(self, told: Told) -> None:
-        self.told = told
+    def __init__(self, reported: Reported) -> None:
+        self.reported = reported
         self.down_at: float | None = None
         # Its token bucket, in seconds: REFILL_S for each message, BURST of them at most.
         self.spent_s = 0.0
@@ -114,13 +114,13 @@ class EngineAlerts:
         for engine in self._catalogue.engines:
             watch = self._watches.get(engine.name)
             if watch is None:
-                watch = self._watches[engine.name] = _Watch(Told(restarts=engine.restarts))
-            events = list(events_of(watch.told, engine.state, engine.restarts))
-            after = told_after(watch.told, engine.state, engine.restarts)
+                watch = self._watches[engine.name] = _Watch(Reported(restarts=engine.restarts))
+            events = list(events_of(watch.reported, engine.state, engine.restarts))
+            after = reported_after(watch.reported, engine.state, engine.restarts)
             if events and (late_s := _take(watch, len(events), now)) > 0:
                 wait_s = late_s if wait_s is None else min(wait_s, late_s)
                 continue
-            watch.told = after
+            watch.reported = after
             for kind in events:
                 self._queue(watch, engine, models[engine.name], kind, now)
             if after.down is None:
@@ -183,10 +183,10 @@ class EngineAlerts:
                 watch.waiting.popleft()
 
 
-def events_of(told: Told, state: EngineState, restarts: int) -> Iterator[str]:
-    """Yield what happened to an engine since it was told of."""
-    down = told.down
-    if state is not EngineState.FAILED and restarts > told.restarts:
+def events_of(reported: Reported, state: EngineState, restarts: int) -> Iterator[str]:
+    """Yield the events of an engine since its last report."""
+    down = reported.down
+    if state is not EngineState.FAILED and restarts > reported.restarts:
         if down is None:
             yield FAILED
         yield RESTARTED
@@ -197,16 +197,16 @@ def events_of(told: Told, state: EngineState, restarts: int) -> Iterator[str]:
         yield BACK
 
 
-def told_after(told: Told, state: EngineState, restarts: int) -> Told:
-    """Return what is told of an engine once its events are."""
+def reported_after(reported: Reported, state: EngineState, restarts: int) -> Reported:
+    """Return the state of an engine that its events have reported."""
     match state:
         case EngineState.FAILED:
             # It counts as restarted when it starts, not yet in the pause before.
-            return Told(FAILED, told.restarts)
+            return Reported(FAILED, reported.restarts)
         case EngineState.STARTING:
-            return Told(RESTARTED if restarts > told.restarts else told.down, restarts)
+            return Reported(RESTARTED if restarts > reported.restarts else reported.down, restarts)
         case _:
-            return Told(None, restarts)
+            return Reported(None, restarts)
 
 
 def _take(watch: _Watch, messages: int, now: float) -> float:

@@ -7,7 +7,7 @@ back. Alerts on budgets are in `app.usage.alerts`.
 """
 
 from app.usage.budget_report import BudgetUse, budget_report
-from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
+from app.usage.budgets import BudgetHolder, BudgetOwner, BudgetReservation, Budgets
 from app.usage.clock_steps import ClockSteps
 from app.usage.ledger import Ledger
 from app.usage.load_minutes import LoadMinute, LoadMinutes
@@ -32,6 +32,7 @@ __all__ = (
     "TOKENS_PER_SECOND",
     "WHOLE_BYTES",
     "WINDOW_BYTES",
+    "BudgetHolder",
     "BudgetOwner",
     "BudgetReservation",
     "BudgetUse",

@@ -15,9 +15,9 @@ from app.fleet.engine_alerts import (
     REFILL_S,
     RESTARTED,
     EngineAlerts,
-    Told,
+    Reported,
     events_of,
-    told_after,
+    reported_after,
 )
 from app.routing import Catalogue, Model, Replica
 from app.settings import AlertsSettings
@@ -54,11 +54,11 @@ S = EngineState
     ],
 )
 def test_each_event_is_told_once(states: list[tuple[S, int]], events: list[str]) -> None:
-    told, found = Told(), list[str]()
+    reported, found = Reported(), list[str]()
     for state, restarts in states:
-        found += events_of(told, state, restarts)
-        told = told_after(told, state, restarts)
-        assert not list(events_of(told, state, restarts))
+        found += events_of(reported, state, restarts)
+        reported = reported_after(reported, state, restarts)
+        assert not list(events_of(reported, state, restarts))
     assert found == events
 
 

@@ -100,7 +100,7 @@ async def test_disconnects_at_random_moments_leak_nothing(
         asked = {fake.model: sum(seen.method == "POST" for seen in fake.seen) for fake in fakes}
         assert min(asked.values()) > REQUESTS / 50
         assert all(left[phase] > REQUESTS / 50 for phase in PHASES)
-        assert min(operated["reloads"], operated["cancellations"]) > 3  # fewer on a busy machine
+        assert min(operated["reloads"], operated["cancellations"]) > 10
         await still_serves(gateway)
     counts = ", ".join(f"{left[phase]} {phase}" for phase in PHASES)
     aborted = sum(fake.aborted for fake in fakes)

@@ -113,13 +113,13 @@ WORST = (
     Shape("", "messages", "tool_result", 29, b"\\n", coding="zstd"),
 )  # fmt: skip
 PLAIN = Shape("/v1/chat/completions")
-# Each has rules for media of its own; the bodies of the others go one way.
+# Each has rules for media of its own; the bodies of the others go the same way.
 WITH_MEDIA = ("/v1/messages", "/v1/chat/completions")
 
 
 def at(path: str) -> list[Shape]:
-    """Return all of the worst for a path with media, one for each other path."""
-    shapes = WORST if path in WITH_MEDIA else WORST[PATHS.index(path) % len(WORST) :][:1]
+    """Return all of the worst for a path with media; each other path has every third."""
+    shapes = WORST if path in WITH_MEDIA else WORST[PATHS.index(path) % 3 :: 3]
     return [msgspec.structs.replace(shape, path=path) for shape in shapes]
 
 
@@ -136,6 +136,11 @@ async def send_all(fake: Fake, run_dir: Path, shapes: Iterable[Shape], size: int
                 assert stop_ms < 60 + 3 * plain_ms, shape
 
     await asyncio.to_thread(run)
+
+
+@pytest.mark.parametrize("path", WITH_MEDIA)
+async def test_no_large_body_stops_the_loop(fake: Fake, tmp_path: Path, path: str) -> None:
+    await send_all(fake, tmp_path, at(path), 8 * MIB)
 
 
 @pytest.mark.slow

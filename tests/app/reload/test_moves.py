@@ -326,12 +326,15 @@ class TestDeathsUnderAReload:
                 count += 1
             return count
 
-        async with run(tmp_path, model("demo", process(2, args=PACE))) as one:
+        unlimited = {"default": {"requests_per_minute": None, "tokens_per_minute": None}}
+        engines = model("demo", process(2, args=PACE))
+        async with run(tmp_path, engines, limits=unlimited) as one:
             old = started()
             assert len(old) == 2
             async with streaming(one):
                 users = [asyncio.create_task(use(one)) for _ in range(4)]
-                reload = asyncio.create_task(one.reload(model("demo", process(2, args=slow))))
+                successors = model("demo", process(2, args=slow))
+                reload = asyncio.create_task(one.reload(successors, limits=unlimited))
                 await wait_until(lambda: len(started() - old) > 0)
                 for pid in old:
                     os.kill(pid, signal.SIGKILL)

@@ -62,6 +62,6 @@ def _row(name: str, model: Model, price: Price | None) -> dict[str, Any]:
         "on_demand": model.on_demand,
         "max_model_len": model.max_model_len,
         "forms": [form for form, endpoint in FORMS.items() if model.serves(endpoint)],
-        # In 1/1,000,000,000 of the configuration's currency, for one token.
+        # In 1/1,000,000,000 of the configuration's currency, for a million tokens.
         "price": None if free else msgspec.to_builtins(price),
     }

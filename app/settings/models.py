@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings
@@ -62,6 +62,8 @@ class QueueSettings(SpecModel):
 
 # Beyond any price; above all, finite.
 MAX_PRICE = 1e9
+# Costs are counted in units of this place.
+PRICE_PLACES = 9
 
 
 class PriceSettings(SpecModel):
@@ -76,6 +78,14 @@ class PriceSettings(SpecModel):
     completion: float = Field(
         0.0, ge=0, le=MAX_PRICE, description="Price of a million output tokens."
     )
+
+    @field_validator("*")
+    @classmethod
+    def _check_places(cls, price: float) -> float:
+        # A price of 0 instead would be a model that no budget in money bounds.
+        if price != round(price, PRICE_PLACES):
+            raise ValueError(f"must have at most {PRICE_PLACES} decimal places")
+        return price
 
 
 def _printable(name: str) -> str:

@@ -31,7 +31,7 @@ from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.money import NANO
 from app.telemetry import EndedRequest, Tokens
 from app.usage.ledger import Ledger
-from app.usage.records import Price, batch_of, day_of, storable, tokens_of
+from app.usage.records import MILLION, Price, batch_of, day_of, storable, tokens_of
 from app.usage.spending import (
     MEASURES,
     BudgetSubject,
@@ -300,7 +300,8 @@ class Budgets:
         if (left := self._left(accounts, "cost")) is not None:
             usually, at_most = (price.most(prompt, one - prompt) for one in (usual, most))
             share = elastic_share(left, usually, at_most)
-            tokens = min(tokens, prompt + (share - price.most(prompt, 0)) // price.completion)
+            answer = (share - price.most(prompt, 0)) * MILLION // price.completion
+            tokens = min(tokens, prompt + answer)
         return max(tokens, least)
 
     def _left(self, accounts: Iterable[BudgetAccount], measure: Measure) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from app.database.schema import USAGE_SUMS
+from app.money import NANO
 from app.settings import PriceSettings
 from app.telemetry import EndedRequest, Tokens, timeline_to_text
 from app.usage.token_usage import Usage
@@ -22,6 +23,7 @@ from app.usage.token_usage import Usage
 # The columns have 64 bits. Sums beyond this are an engine's nonsense, and are clamped.
 MAX_TOKENS = 2**53 - 1
 MAX_COST = 2**60
+MILLION = 1_000_000
 SUM_LIMITS = {name: MAX_COST if name == "cost_nano" else MAX_TOKENS for name in USAGE_SUMS}
 _NO_SUMS = (0,) * len(SUM_LIMITS)
 _DAY_MS = 86_400_000
@@ -70,7 +72,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """The price of one token, in 1/1,000,000,000 of the currency."""
+    """The price of a million tokens, in 1/1,000,000,000 of the currency."""
 
     prompt: int
     cached: int
@@ -78,19 +80,21 @@ class Price(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: PriceSettings) -> "Price":
-        """Return a model's price; the settings are per million tokens."""
+        """Return a model's price."""
         each = (settings.prompt, settings.cached, settings.completion)
-        return cls(*(round(million * 1000) for million in each))
+        return cls(*(round(price * NANO) for price in each))
 
     def cost(self, usage: Tokens) -> int:
-        """Return the cost of a request."""
+        """Return the cost of a request, rounded."""
         fresh = usage.prompt - usage.cached
         cost = fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
+        cost = (cost + MILLION // 2) // MILLION
         return cost if 0 <= cost <= MAX_COST else min(max(cost, 0), MAX_COST)
 
     def most(self, prompt: int, output: int) -> int:
         """Return the highest cost of so many tokens, whichever of the prompt are cached."""
-        return prompt * max(self.prompt, self.cached) + output * self.completion
+        cost = prompt * max(self.prompt, self.cached) + output * self.completion
+        return -(-cost // MILLION)
 
 
 def day_of(at_s: float) -> str:

@@ -13,8 +13,11 @@ from typing import Any
 
 from app.settings import WebhookFormat
 
-# Characters of the longest text; Slack takes 40,000, an Adaptive Card 28 KB.
+# Characters of the longest text.
 MAX_TEXT = 4_000
+# Bytes of the longest message to a chat: Feishu takes 20 KB, Teams 28 KB, Slack 40,000 characters.
+# An escaped character has up to twelve.
+MAX_CHAT_BYTES = 20_000
 _SLACK = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 # Formatting in a TextBlock of an Adaptive Card.
 _MARKDOWN = re.compile(r"([\\`*_\[\]#~])")
@@ -32,10 +35,14 @@ class Message:
 
     def body(self, form: WebhookFormat = "generic") -> bytes:
         """Return the body in a form."""
-        return json.dumps(self._content(form)).encode()
-
-    def _content(self, form: WebhookFormat) -> dict[str, Any]:
         text = self.text[:MAX_TEXT]
+        body = json.dumps(self._content(form, text)).encode()
+        while form != "generic" and len(body) > MAX_CHAT_BYTES:
+            text = text[: len(text) * MAX_CHAT_BYTES // len(body)]
+            body = json.dumps(self._content(form, text)).encode()
+        return body
+
+    def _content(self, form: WebhookFormat, text: str) -> dict[str, Any]:
         match form:
             case "slack":
                 return {"text": "".join(_SLACK.get(c, c) for c in text)}

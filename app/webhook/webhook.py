@@ -13,6 +13,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import msgspec
+
 from app.settings import AlertsSettings
 from app.webhook.message import Message
 
@@ -25,8 +27,16 @@ CONNECTIONS = 8
 # Doubled with every attempt: ten attempts in the first hour and a half, then one an hour.
 FIRST_PAUSE_S = 5.0
 MAX_PAUSE_S = 3600.0
+# Bytes that are read of an answer, and characters of the reason in it that are logged.
+MAX_ANSWER = 4_096
+MAX_REASON = 200
 # The last attempt is some twelve hours after the first.
 MAX_ATTEMPTS = 20
+
+
+class _FeishuAnswer(msgspec.Struct):
+    code: int = 0
+    msg: str = ""
 
 
 class Webhook:
@@ -70,16 +80,20 @@ class Webhook:
         try:
             request = httpx.Request("POST", self._url, headers=headers, content=body)
             async with asyncio.timeout(self._attempt_s):
-                # Not by a client, which would log the URL. A redirect is an answer like others, and
-                # the body of an answer is not read.
+                # Not by a client, which would log the URL. A redirect is an answer like others.
                 response = await transport.handle_async_request(request)
-                await response.aclose()
+                try:
+                    said = await _start_of(response) if self._format == "feishu" else b""
+                finally:
+                    await response.aclose()
         except TimeoutError:
             return f"no answer within {self._attempt_s:g} s"
         except Exception as error:  # noqa: BLE001 - none of them may end the sending of others
             words = str(error) if isinstance(error, httpx.TransportError) else ""
             return f"{type(error).__name__} {words}".strip()
-        return None if response.is_success else f"the receiver answered {response.status_code}"
+        if not response.is_success:
+            return f"the receiver answered {response.status_code}"
+        return feishu_refusal(said)
 
     async def _opened(self) -> "httpx.AsyncBaseTransport":
         async with self._opening:
@@ -87,6 +101,31 @@ class Webhook:
                 # Reading the certificates of authorities takes 20 ms.
                 self._transport = await asyncio.to_thread(_transport)
             return self._transport
+
+
+async def _start_of(response: "httpx.Response") -> bytes:
+    """Return up to MAX_ANSWER bytes of a body."""
+    start = b""
+    async for piece in response.aiter_bytes():
+        start += piece
+        if len(start) >= MAX_ANSWER:
+            break
+    return start[:MAX_ANSWER]
+
+
+def feishu_refusal(body: bytes) -> str | None:
+    """Return why Feishu refused a message that it answered with 200; None: it took it.
+
+    Its custom bots answer `{"code": 19024, "msg": "Key Words Not Found"}`, and 0 for success:
+    https://open.feishu.cn/document/client-docs/bot-v3/add-custom-bot
+    """
+    try:
+        answer = msgspec.json.decode(body, type=_FeishuAnswer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not answer.code:
+        return None
+    return f"the receiver answered code {answer.code}: {answer.msg[:MAX_REASON]!r}"
 
 
 def signature_headers(

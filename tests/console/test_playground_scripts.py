@@ -125,7 +125,7 @@ async def test_an_answer_is_made_of_its_events(page: Page) -> None:
         """const {newAnswer, addEvent, costOf} = await load("answer.js");
         const answer = newAnswer("demo", {});
         const open = given.map((event, at) => addEvent(answer, event, at * 1000));
-        const price = {prompt: 500, cached: 100, completion: 1500};
+        const price = {prompt: 500e6, cached: 100e6, completion: 1500e6};
         return [answer, open, costOf(answer.usage, price)];""",
         events,
     )

@@ -63,13 +63,13 @@ export function prettyArguments(text) {
   }
 }
 
-/** Return the cost of an answer in the configuration's currency; null if it is not known. */
+/** Return the cost of an answer in the configuration's currency, by prices of a million tokens; null if it is not known. */
 export function costOf(usage, price) {
   if (!usage || !price) return null;
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const fresh = (usage.prompt_tokens ?? 0) - cached;
   const nano = fresh * price.prompt + cached * price.cached + (usage.completion_tokens ?? 0) * price.completion;
-  return nano / 1e9;
+  return nano / 1e6 / 1e9;
 }
 
 /** Return what is known of an answer as [name, value] pairs to show. */

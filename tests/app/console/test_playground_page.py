@@ -23,7 +23,11 @@ async def test_it_offers_the_models_that_the_key_may_use(fake: Fake, tmp_path: P
         rows = (await admin.get("/console/api/playground/models")).json()["models"]
         assert [row["name"] for row in rows] == ["demo", "short", "other"]
         assert rows[1]["alias_of"] == "demo"
-        assert rows[1]["price"] == {"prompt": 500, "cached": 100, "completion": 1500}
+        assert rows[1]["price"] == {
+            "prompt": 500_000_000,
+            "cached": 100_000_000,
+            "completion": 1_500_000_000,
+        }
         assert rows[2]["price"] is None
         assert rows[0]["forms"] == ["chat", "embeddings", "rerank", "score"]
         key = await new_key(gateway, admin, name="one", models=["other"])

@@ -344,8 +344,13 @@ def test_body_memory_below_max_body_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("price", "fault"),
-    [(float("inf"), "at most 1e+09"), (float("nan"), "must be at "), (-0.1, "at least 0")],
+    [
+        (float("inf"), "at most 1e+09"),
+        (float("nan"), "must be at "),
+        (-0.1, "at least 0"),
+        (4e-10, "at most 9 decimal places"),
+    ],
 )
-def test_a_price_is_a_finite_number(price: float, fault: str) -> None:
+def test_a_price_is_a_finite_number_that_is_counted_exactly(price: float, fault: str) -> None:
     engines = [{"kind": "process", "model": "m"}]
     assert fault in faults(of_model(engines, price={"completion": price}))[0]

@@ -61,6 +61,20 @@ async def test_usage_counts_at_the_price_of_each_kind_of_token(gateway: Gateway)
     assert await has_cost(gateway, 6 * PROMPT + 4 * CACHED + 3 * COMPLETION)
 
 
+async def test_a_price_far_below_a_billionth_for_a_token_is_exact(gateway: Gateway) -> None:
+    gateway.ledger.reprice({"cheap": PriceSettings(prompt=0.0001, completion=0.01875)}, 90, "EUR")
+    spend(gateway, Usage(1_000_000, 100), "cheap")
+    spend(gateway, Usage(0, 1_000_000), "cheap")
+    assert await has_cost(gateway, 100_000 + 1_875 + 18_750_000)
+
+
+async def test_the_cheapest_request_reserves_something(gateway: Gateway) -> None:
+    """Else a budget that is used up would let it in."""
+    gateway.ledger.reprice({"cheap": PriceSettings(prompt=0.0001)}, 90, "EUR")
+    with pytest.raises(QuotaUsedUp):
+        await gateway.budgets.reserve(budgeted("key-1", daily_cost=0), 10, prompt=10, model="cheap")
+
+
 async def test_reservation_is_the_highest_cost_and_settled_by_real_usage(
     gateway: Gateway,
 ) -> None:

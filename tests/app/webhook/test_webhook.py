@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,6 +109,49 @@ async def test_a_chat_gets_one_harmless_text_without_a_secret(
     for key in path:
         found = found[key]
     assert found == text
+
+
+@pytest.mark.parametrize("form", ["slack", "feishu", "teams"])
+@pytest.mark.parametrize("character", ["\U0001f600", "\0", "&", "*", "\\", '"', "<", "x"])
+def test_a_message_to_a_chat_fits_whatever_its_text_is_made_of(form: Any, character: str) -> None:
+    body = replace(MESSAGE, text=character * 5_000).body(form)
+    assert len(body) <= 20_000  # Feishu's maximum, the least of the three
+    assert len(body) > 4_000
+    json.loads(body)
+
+
+def test_a_text_is_cut_no_more_than_it_has_to_be() -> None:
+    text = "engine demo-0 failed: " + "\U0001f600" * 1_600
+    whole = json.loads(replace(MESSAGE, text=text).body("slack"))["text"]
+    assert whole == text
+    cut = json.loads(replace(MESSAGE, text=text + "\U0001f600" * 400).body("slack"))["text"]
+    assert cut.startswith("engine demo-0 failed: \U0001f600")
+    assert len(cut) > 1_500
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (b'{"code":0,"data":{},"msg":"success"}', None),
+        (b'{"StatusCode":0,"StatusMessage":"success","code":0,"data":{},"msg":"success"}', None),
+        (
+            b'{"code":19024,"data":{},"msg":"Key Words Not Found"}',
+            "the receiver answered code 19024: 'Key Words Not Found'",
+        ),
+        (b'{"code":9499,"msg":"a\\nline"}', r"the receiver answered code 9499: 'a\nline'"),
+        (b"ok", None),
+        (b"\xff" * 10_000, None),
+    ],
+)
+async def test_feishu_says_in_the_body_of_a_200_whether_it_took_a_message(
+    answer: bytes, fault: str | None
+) -> None:
+    async with (
+        Receiver([200, 200], answer=answer) as receiver,
+        webhook(receiver.url, webhook_format="feishu") as one,
+    ):
+        assert await one.send(MESSAGE) == fault
+        assert await one.send(MESSAGE) == fault
 
 
 @pytest.mark.parametrize("form", ["generic", "slack"])

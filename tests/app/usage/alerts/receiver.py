@@ -48,6 +48,7 @@ class Receiver:
     statuses: list[int | None] = field(default_factory=list)
     seen: list[Delivery] = field(default_factory=list)
     location: str = ""  # where a redirect leads
+    answer: bytes = b""  # the body of every response
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -87,5 +88,7 @@ class Receiver:
                 if status is None:
                     continue
                 more = f"location: {self.location}\r\n" if self.location else ""
-                writer.write(f"HTTP/1.1 {status} X\r\n{more}content-length: 0\r\n\r\n".encode())
+                length = f"content-length: {len(self.answer)}"
+                head = f"HTTP/1.1 {status} X\r\n{more}{length}\r\n\r\n"
+                writer.write(head.encode() + self.answer)
                 await writer.drain()

@@ -29,6 +29,8 @@ from app.request_body.json_scan import (
     find_lone_surrogate,
 )
 from app.request_body.media_rules import (
+    NO_ADDRESSES,
+    AddressedMedia,
     NameEnds,
     Spans,
     check_addresses,
@@ -301,32 +303,31 @@ class BodyScan:
 
 def check_media(
     body: ParsedBody, domains: Collection[str], *, uuids: bool = False, anthropic: bool = False
-) -> None:
-    """Raise MediaNotAllowed for a media URL that an engine may not fetch.
+) -> AddressedMedia:
+    """Return the media; raise MediaNotAllowed for a URL that an engine may not fetch.
 
     `uuids`: media may have names of their own. `anthropic`: the messages are in Anthropic's format.
     """
     raw, ends, spans = body.raw, body.name_ends, body.spans
     if not body.members:
-        return
+        return NO_ADDRESSES
     if ends is None:
         if not may_name_media(raw):
-            return
+            return NO_ADDRESSES
         names = SourceUrls() if anthropic else NameEnds()
         names.feed(raw)
         ends = names.found
     if not ends:
-        return
+        return NO_ADDRESSES
     if anthropic:
-        check_sources(raw, ends, domains)
-        return
+        return check_sources(raw, ends, domains)
     try:
-        check_addresses(raw, ends, domains, spans or {}, uuids=uuids)
+        return check_addresses(raw, ends, domains, spans or {}, uuids=uuids)
     except MediaNotAllowed:
         if spans is not None:
             raise
         # Rare, so the offsets of the members are found only now.
-        check_addresses(raw, ends, domains, _scanned(raw).spans or {}, uuids=uuids)
+        return check_addresses(raw, ends, domains, _scanned(raw).spans or {}, uuids=uuids)
 
 
 def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:

@@ -15,6 +15,7 @@ sent. So such names are found in the same way, and refused where tenants are iso
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,7 +50,9 @@ _CHARACTER = (
     rb'(?:[^"\\\x80-\xff]|[\xc0-\xff][\x80-\xbf]+'
     rb"|\\u[dD][89abAB].{2}\\u.{4}|\\u.{4}|\\[^u])"
 )
-_SCHEME = re.compile(rb'"%b{5}' % _CHARACTER)
+_DATA = "data:"
+_DATA_IMAGE = "data:image/"
+_SCHEME = re.compile(rb'"%b{5}(?:%b{6})?' % (_CHARACTER, _CHARACTER))
 # More than a scheme, a host and a port have.
 MAX_BEGINNING = 280
 _BEGINNING = re.compile(rb'"%b{0,%d}' % (_CHARACTER, MAX_BEGINNING))
@@ -61,6 +64,16 @@ _ADDRESS = re.compile(r"(?i:https?)://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[
 _text = msgspec.json.Decoder(str)
 
 Spans = Mapping[str, tuple[int, int]]
+
+
+class AddressedMedia(NamedTuple):
+    """The media of a body that have an address, by what bounds their tokens."""
+
+    images: int = 0  # in `data:` URLs
+    others: int = 0  # fetched by the engine, or sound or film: only the model's length bounds these
+
+
+NO_ADDRESSES = AddressedMedia()
 
 
 class NameEnds:
@@ -96,33 +109,36 @@ def name_ends(data: bytes) -> Iterator[int]:
 
 def check_addresses(
     raw: bytes, ends: Collection[int], domains: Collection[str], spans: Spans, *, uuids: bool
-) -> None:
-    """Raise MediaNotAllowed for a URL that may not be fetched. `spans`: the body's members.
+) -> AddressedMedia:
+    """Return the media; raise MediaNotAllowed for a URL that may not be fetched.
 
-    A member of the body itself is never a medium. `uuids`: media may have names of their own.
+    `spans`: the body's members. A member of the body itself is never a medium. `uuids`: media may
+    have names of their own.
     """
     harmless = [span for name, span in spans.items() if name in NO_MEDIA]
     starts = {start for start, _ in spans.values()}
-    fetched = _Fetched(domains)
+    addresses = _Addresses(domains)
     for end in ends:
         if any(start <= end < stop for start, stop in harmless):
             continue
         colon = _COLON.match(raw, end, end + MAX_GAP_BYTES)
         if colon is None or colon.end() not in starts:
-            _check_value(raw, end, fetched, uuids=uuids)
+            _check_value(raw, end, addresses, uuids=uuids)
+    return addresses.media()
 
 
-def check_sources(raw: bytes, ends: Collection[int], domains: Collection[str]) -> None:
-    """Raise MediaNotAllowed for a URL of an image that may not be fetched.
+def check_sources(raw: bytes, ends: Collection[int], domains: Collection[str]) -> AddressedMedia:
+    """Return the images with an address; raise MediaNotAllowed for one that may not be fetched.
 
     `ends` are the offsets after the names of URLs in Anthropic's messages (`source_urls.py`).
     """
-    fetched = _Fetched(domains)
+    addresses = _Addresses(domains)
     for end in ends:
-        _check_value(raw, end, fetched, uuids=True)
+        _check_value(raw, end, addresses, uuids=True)
+    return addresses.media()
 
 
-def _check_value(raw: bytes, end: int, fetched: "_Fetched", *, uuids: bool) -> None:
+def _check_value(raw: bytes, end: int, addresses: "_Addresses", *, uuids: bool) -> None:
     """Refuse the value of a name that ends at `end`, if it is not allowed."""
     is_uuid = raw.endswith(_D, end - 3, end - 1)
     if is_uuid and uuids:
@@ -141,23 +157,30 @@ def _check_value(raw: bytes, end: int, fetched: "_Fetched", *, uuids: bool) -> N
             )
         return
     if first in (b'"', b"["):  # an object's own names are found, too
-        fetched.check(raw, start)
+        addresses.check(raw, start)
 
 
-class _Fetched:
-    """Checks the URLs of one request that an engine would fetch."""
+class _Addresses:
+    """Checks the URLs of one request, and counts its media."""
 
     def __init__(self, domains: Collection[str]) -> None:
         self._domains = domains
-        self._left = MAX_FETCHED
+        self._images = self._inline = self._fetched = 0
+
+    def media(self) -> AddressedMedia:
+        """Return what has been counted."""
+        return AddressedMedia(self._images, self._inline + self._fetched)
 
     def check(self, raw: bytes, start: int) -> None:
         """Raise MediaNotAllowed for the URL at `start`, unless it is a `data:` URL or allowed."""
         scheme = _SCHEME.match(raw, start)
-        if scheme is not None and _text.decode(scheme[0] + b'"').lower() == "data:":
+        begin = "" if scheme is None else _text.decode(scheme[0] + b'"').lower()
+        if begin.startswith(_DATA):
+            self._images += begin == _DATA_IMAGE
+            self._inline += begin != _DATA_IMAGE
             return
-        self._left -= 1
-        if self._left < 0:
+        self._fetched += 1
+        if self._fetched > MAX_FETCHED:
             raise MediaNotAllowed(f"the body has more than {MAX_FETCHED} addresses to fetch")
         # Whatever follows the host, hence most of a long address, is left unread.
         begun = _BEGINNING.match(raw, start)

@@ -89,13 +89,13 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
         rewrite = rewrite_body(label, body, model.bounds, rules.fields, rules.salt)
         if label == RESPONSES:
             rewrite = restrict_storage(rewrite, body, stores=model.stores_responses)
-    check_media(
+    media = check_media(
         body,
         model.media_domains,
         uuids=model.isolation == "none",
         anthropic=label.startswith(MESSAGES),
     )
-    cost = estimate_cost(label, body, rewrite, rules.longest, rules.default_output)
+    cost = estimate_cost(label, body, rewrite, rules.longest, rules.default_output, media)
     if model.bounds.sequences is not None:
         check_sequences(cost.answers, model.bounds.sequences)
     if label not in OUTPUT_FIELDS:

@@ -13,6 +13,7 @@ import msgspec
 from app.errors import BadRequest
 from app.request_body.body import ParsedBody
 from app.request_body.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.media_rules import NO_ADDRESSES, AddressedMedia
 from app.request_body.rewrite import (
     ABSENT,
     CHOICES,
@@ -37,6 +38,9 @@ AUDIO = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 # vLLM 0.32 decodes so many seconds of audio (VLLM_MAX_AUDIO_DECODE_DURATION_S), which silence in
 # FLAC has in 3 KB.
 LONGEST_AUDIO_S = 600
+# Of the largest image that Qwen2-VL to Qwen3-VL take; other models scale images to less. One color
+# of that size has 2 KB as a PNG.
+IMAGE_TOKENS = 16_384
 # Members of requests to pooling models and rerankers; each element runs the model once.
 INPUTS = (
     "input", "inputs", "documents", "queries", "items", "texts", "data", "data_1", "data_2",
@@ -102,7 +106,12 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 
 def estimate_cost(
-    endpoint: str, body: ParsedBody, rewrite: Rewrite, longest: int | None, default_output: int
+    endpoint: str,
+    body: ParsedBody,
+    rewrite: Rewrite,
+    longest: int | None,
+    default_output: int,
+    media: AddressedMedia = NO_ADDRESSES,
 ) -> Cost:
     """Return the cost of a request, all outputs included.
 
@@ -111,7 +120,7 @@ def estimate_cost(
     """
     fields = OUTPUT_FIELDS.get(endpoint)
     if not fields:
-        return _cost_without_output(endpoint, body, longest)
+        return _cost_without_output(endpoint, body, longest, media)
     members, changes = body.members, rewrite.changes
     prompts = choices = 1
     if endpoint == COMPLETIONS:
@@ -125,7 +134,7 @@ def estimate_cost(
             if name in members or name in changes:
                 choices = max(choices, _count(body, rewrite, name) or 1)
     length = longest or PLAUSIBLE_LENGTH
-    most_prompt = _longest_prompt(body, longest, prompts)
+    most_prompt = _longest_prompt(body, longest, prompts, _media_tokens(media))
     most_output = output if longest is None or output < longest else longest
     if longest is not None:
         # A prompt leaves less room for its only output. With several, each gets the full length:
@@ -156,7 +165,9 @@ def estimate_cost(
     )
 
 
-def _cost_without_output(endpoint: str, body: ParsedBody, longest: int | None) -> Cost:
+def _cost_without_output(
+    endpoint: str, body: ParsedBody, longest: int | None, media: AddressedMedia
+) -> Cost:
     """Return the cost of a request that generates nothing, or a transcript."""
     size = len(body.raw)
     if endpoint in AUDIO:
@@ -168,7 +179,7 @@ def _cost_without_output(endpoint: str, body: ParsedBody, longest: int | None) -
     inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
     extra = _repeated_bytes(body) if endpoint in SCORING else 0
     prompt = _likely_prompt(body, size + extra, longest, inputs)
-    most = _longest_prompt(body, longest, inputs, extra)
+    most = _longest_prompt(body, longest, inputs, extra + _media_tokens(media))
     return Cost(prompt, 0, most, 1, _most(size + extra, longest, inputs), 0)
 
 
@@ -197,7 +208,8 @@ def _likely_prompt(body: ParsedBody, size: int, longest: int | None, inputs: int
 def _longest_prompt(body: ParsedBody, longest: int | None, inputs: int = 1, extra: int = 0) -> int:
     """Return the most tokens that a body's prompts can have: one for each byte of its values.
 
-    What a chat template adds is less than the syntax of its messages. `extra`: bytes read again.
+    What a chat template adds is less than the syntax of its messages. `extra`: bytes read again,
+    and tokens of media.
     Embeddings of a few hundred bytes may be a prompt of any length: a sparse tensor states its own.
     """
     members = body.members
@@ -206,6 +218,11 @@ def _longest_prompt(body: ParsedBody, longest: int | None, inputs: int = 1, extr
         size = MAX_COUNT
     most = (longest or PLAUSIBLE_LENGTH) * inputs
     return size if size < most else most
+
+
+def _media_tokens(media: AddressedMedia) -> int:
+    """Return the most tokens that media with an address have beyond one for each byte."""
+    return MAX_COUNT if media.others else media.images * IMAGE_TOKENS
 
 
 def _stated_output(endpoint: str, fields: Sequence[str], body: ParsedBody, rewrite: Rewrite) -> int:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.request_body.body import parse
+from app.request_body.body import check_media, parse
 from app.request_body.endpoint import CHAT, COMPLETIONS
 from app.request_body.field_rules import FieldRules
 from app.request_body.rewrite import COMPLETIONS_OUTPUT, Rewrite, rewrite_body
-from app.request_body.token_cost import MAX_COUNT, estimate_cost
+from app.request_body.token_cost import IMAGE_TOKENS, MAX_COUNT, PLAUSIBLE_LENGTH, estimate_cost
 from app.routing import Bounds
 from app.usage import Usage
 
@@ -164,6 +164,43 @@ def test_budget_of_embeddings_reserves_the_longest_prompts(embeddings: object, m
     cost = estimate_cost(COMPLETIONS, body, Rewrite(), 8192, UNSTATED)
     assert cost.most_prompt == most
     assert cost.prompt < 100
+
+
+PNG = "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize(
+    ("address", "beyond_bytes"),
+    [
+        ("https://good.example/a.png", PLAUSIBLE_LENGTH),
+        (PNG, IMAGE_TOKENS),
+        ("DATA:Image/png;base64,AAAA", IMAGE_TOKENS),
+        ("data:audio/flac;base64,AAAA", PLAUSIBLE_LENGTH),
+        ("data:,AAAA", PLAUSIBLE_LENGTH),
+        ("data:", PLAUSIBLE_LENGTH),
+    ],
+)
+@pytest.mark.parametrize("endpoint", [CHAT, "/v1/embeddings", "/v1/messages"])
+def test_budget_reserves_the_tokens_of_a_medium_not_its_few_bytes(
+    endpoint: str, address: str, beyond_bytes: int
+) -> None:
+    part = {"type": "image", "source": {"type": "url", "url": address}}
+    raw = msgspec.json.encode({"model": "demo", "messages": [{"role": "user", "content": [part]}]})
+    body = parse(b"", raw)
+    anthropic = endpoint == "/v1/messages"
+    media = check_media(body, {"good.example"}, anthropic=anthropic)
+    cost = estimate_cost(endpoint, body, Rewrite(), None, UNSTATED, media)
+    assert min(beyond_bytes + 50, PLAUSIBLE_LENGTH) <= cost.most_prompt
+    assert cost.most_prompt <= beyond_bytes + len(raw)
+    assert cost.prompt < 100
+    assert estimate_cost(endpoint, body, Rewrite(), 4096, UNSTATED, media).most_prompt == 4096
+
+
+def test_budget_reserves_each_of_several_images() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": PNG}}] * 3
+    body = parse(b"", msgspec.json.encode({"model": "demo", "messages": [{"content": parts}]}))
+    cost = estimate_cost(CHAT, body, Rewrite(), None, UNSTATED, check_media(body, ()))
+    assert 3 * IMAGE_TOKENS < cost.most_prompt < 3 * IMAGE_TOKENS + 400
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/rerank", "/rerank", "/v1/score", "/score"])

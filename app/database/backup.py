@@ -1,6 +1,7 @@
 """Backups of a database, by its URL: a backup is one SQLite file, of PostgreSQL as well."""
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ __all__ = [
     "restore",
 ]
 
+# No backup under way leaves a file of its own alone for so long.
+ABANDONED_S = 6 * 3600
 # The number of rows of each table.
 Counts = dict[str, int]
 
@@ -31,10 +34,11 @@ async def back_up(url: str, backup: Path) -> Counts:
 
     Raises DatabaseError and OSError.
     """
+    _delete_abandoned(backup.parent)
     if (file := _file_of(url)) is not None:
         sqlite_backup.back_up(file, backup)
         return sqlite_backup.check(backup)
-    part = backup.with_name(f"{backup.name}.rows")
+    part = sqlite_backup.part_of(backup, "rows")
     _remove(part)
     try:
         async with _translated():
@@ -57,7 +61,7 @@ async def restore(backup: Path, url: str) -> tuple[Path | None, Counts]:
     sqlite_backup.check(backup)
     async with _translated():
         # From a copy of the backup, which connections of ours would change.
-        part = backup.with_name(f"{backup.name}.rows")
+        part = sqlite_backup.part_of(backup, "rows")
         _remove(part)
         try:
             sqlite_backup.back_up(backup, part)
@@ -99,6 +103,14 @@ def _file_of(url: str) -> Path | None:
 
 def _url_of(file: Path) -> str:
     return f"sqlite+aiosqlite:///{file.absolute()}"
+
+
+def _delete_abandoned(directory: Path) -> None:
+    """Delete what is left of backups that were killed, whose names say that they are none."""
+    for file in directory.glob(f"*.{sqlite_backup.PART}*"):
+        with contextlib.suppress(OSError):  # another backup deletes it, too
+            if time.time() - file.stat().st_mtime > ABANDONED_S:
+                file.unlink()
 
 
 def _remove(file: Path) -> None:

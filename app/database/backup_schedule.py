@@ -25,8 +25,6 @@ _PREFIX, _SUFFIX = "gateway-", ".db"
 # Pause after a failure, and the most that gateways with one directory begin apart.
 RETRY_S = 900.0
 SPREAD_S = 30.0
-# What is left of a backup that a power failure cut short goes after a day.
-ABANDONED_S = 86_400.0
 
 
 class BackupSchedule:
@@ -96,13 +94,9 @@ class BackupSchedule:
         return sorted(found)
 
     def _delete_old(self) -> None:
-        """Delete all but the newest backups, and what is left of abandoned ones."""
+        """Delete all but the newest backups."""
         for _, file in self._made()[: -self._keep]:
             file.unlink(missing_ok=True)
-        for file in self._directory.glob(f"{_PREFIX}*{_SUFFIX}.*"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - file.stat().st_mtime > ABANDONED_S:
-                    file.unlink()
 
 
 async def back_up_in_child(url: str, backup: Path) -> None:

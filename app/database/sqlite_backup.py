@@ -23,6 +23,8 @@ from app.database.sqlite_file import PRIVATE, disk_fault
 # https://www.sqlite.org/src/file/src/os.h
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
 _WAIT_S = 30.0
+# In the names of files that are no backups yet.
+PART = "unfinished-backup"
 # Maximum time that the check after an unclean end delays a start; it reads about 300 MB a second.
 CHECK_S = 10.0
 
@@ -38,7 +40,7 @@ def back_up(database: Path, backup: Path) -> None:
     """
     if backup.exists():
         raise BackupFault(f"{backup}: exists already; a backup overwrites nothing")
-    part = backup.with_name(f"{backup.name}.{os.getpid()}.part")
+    part = part_of(backup, "copy")
     part.unlink(missing_ok=True)
     try:
         _copy(database, part)
@@ -49,6 +51,11 @@ def back_up(database: Path, backup: Path) -> None:
     finally:
         part.unlink(missing_ok=True)
     _sync(backup.parent)
+
+
+def part_of(backup: Path, what: str) -> Path:
+    """Return the file of this process with a part of the work on a backup."""
+    return backup.with_name(f"{backup.name}.{PART}.{os.getpid()}.{what}")
 
 
 def restore(backup: Path, database: Path) -> Path | None:

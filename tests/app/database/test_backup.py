@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import sqlite3
 import subprocess
@@ -16,10 +17,10 @@ import pytest
 from sqlalchemy import insert, select, text
 
 from app.database import Database, DatabaseError, DatabaseUnavailable
-from app.database.backup import back_up, check, copy, restore
+from app.database.backup import ABANDONED_S, back_up, check, copy, restore
 from app.database.migrate import HEAD
 from app.database.schema import api_keys, metadata, usage_records
-from app.database.sqlite_backup import BackupFault
+from app.database.sqlite_backup import BackupFault, part_of
 from tests.app.usage.records import opened
 from tests.gateway import make_tables
 from tests.services import PostgresServer
@@ -125,6 +126,19 @@ async def test_a_backup_overwrites_nothing(file: Path, tmp_path: Path) -> None:
     with pytest.raises(BackupFault, match=r"there\.db: exists already"):
         await back_up(url_of(file), there)
     assert there.read_text() == "precious"
+
+
+async def test_what_a_killed_backup_left_goes_with_a_later_one(file: Path, tmp_path: Path) -> None:
+    killed = part_of(tmp_path / "monday.db", "rows")
+    left = [killed, Path(f"{killed}-wal"), part_of(tmp_path / "monday.db", "copy")]
+    kept = [tmp_path / "of-another.rows", part_of(tmp_path / "under-way.db", "rows")]
+    for one in (*left, *kept):
+        one.touch()
+    for one in (*left, kept[0]):
+        os.utime(one, (time.time() - ABANDONED_S - 1,) * 2)
+    await back_up(url_of(file), tmp_path / "tuesday.db")
+    found = {one.name for one in tmp_path.iterdir() if one.is_file()}
+    assert found == {"tuesday.db", *(one.name for one in kept)}
 
 
 async def test_a_restore_where_there_is_no_database(file: Path, tmp_path: Path) -> None:

@@ -185,6 +185,7 @@ class _Requests:
 
     async def list_requests(
         self,
+        principal: Caller,
         limit: Annotated[
             int, Query(ge=1, le=MAX_PAGE, description="Of each of both lists.")
         ] = PAGE,
@@ -226,7 +227,7 @@ class _Requests:
         Of the ended ones, those that reached an engine, and up to 20 a second that failed before,
         are kept as long as usage records, with those of other gateways of the database; of the
         others, this gateway has the last 4,096 of its own. Requests without a valid key are left
-        out.
+        out. Each key has one search at a time: another is 503 after a second.
         """
         end = None if until is None else parse_moment("to", until, end_of_day=True)
         begin = (end or datetime.now(UTC)) - DEFAULT_SPAN
@@ -245,7 +246,7 @@ class _Requests:
             slower_than_s=slower_than_s,
         )
         after = None if cursor is None else parse_cursor(cursor)
-        page = await self.requests.ended(chosen, limit, order, after)
+        page = await self.requests.ended(principal.id, chosen, limit, order, after)
         under_way = self.requests.in_flight(chosen, limit)
         names = await self._names((*under_way, *page.views))
         return RequestList(

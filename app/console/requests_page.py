@@ -19,7 +19,7 @@ from app.console.request_regions import ENDED_ROWS, RequestRegions
 from app.console.requests_query import RequestsQuery
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
-from app.errors import BadRequest, PermissionDenied, RouteNotFound
+from app.errors import BadRequest, PermissionDenied, RouteNotFound, ServiceUnavailable
 from app.relay import RequestDirectory, RequestView
 from app.routing import Catalogue
 from app.telemetry.logs import scrub
@@ -49,7 +49,12 @@ class RequestPages:
             fault, query = error.message, RequestsQuery()
             chosen, order, after = query.chosen(visitor.own_key_only), query.ranked, None
         if query.is_history:
-            page = await self.requests.ended(chosen, ENDED_ROWS, order, after)
+            try:
+                page = await self.requests.ended(
+                    visitor.principal.id, chosen, ENDED_ROWS, order, after
+                )
+            except ServiceUnavailable as error:
+                return self.renderer.fault(visitor, error)
             rows = await self.regions.history_rows(page.views)
         else:
             page = None

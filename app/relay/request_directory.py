@@ -5,16 +5,20 @@ several requests may have the same one. Those that ended last are in memory, the
 ledger.
 """
 
+import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import chain, islice
 from time import perf_counter
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from app.database import DatabaseError
-from app.errors import RequestCanceled
+from app.deadline import deadline
+from app.errors import RequestCanceled, ServiceUnavailable
 from app.relay.request_context import RequestContext, RequestsInFlight
 from app.telemetry import (
     EndedRequest,
@@ -32,6 +36,9 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = "in_flight"
 OUTCOMES = (IN_FLIGHT, "completed", "refused", "failed", "disconnected", "canceled")
 CANCELED = "this request was canceled by an operator of the gateway"
+SEARCHING = "another search of this key runs; wait for it, or ask for a shorter time"
+# How long a search waits for another of its key.
+SEARCH_WAIT_S = 1.0
 CANCELED_BY_KEY = "this request was canceled with its own key"
 
 
@@ -82,6 +89,8 @@ class RequestDirectory:
         self._history = history
         self._gateway = gateway
         self._clock = clock
+        # By the key ID of who searches; a lock that nobody holds is gone.
+        self._searching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def in_flight(
         self, chosen: RequestFilter = ALL_REQUESTS, limit: int | None = None
@@ -109,16 +118,22 @@ class RequestDirectory:
 
     async def ended(
         self,
+        asker: str,
         chosen: RequestFilter,
         limit: int,
         order: Order = Order.LATEST,
         after: Place | None = None,
     ) -> EndedList:
-        """Return requests that have ended, of all gateways, in memory or stored, in an order."""
+        """Return requests that have ended, of all gateways, in memory or stored, in an order.
+
+        `asker` is the key ID of the caller, which has one search at a time: the database has few
+        connections for them. Raises ServiceUnavailable.
+        """
         found: dict[str, EndedRequest] = {}
         complete = True
         try:
-            stored = await self._history.list(chosen, order, after, limit + 1)
+            async with self._only_search_of(asker):
+                stored = await self._history.list(chosen, order, after, limit + 1)
         except DatabaseError as error:
             log.warning("the history of requests is not read: %s", error)
             stored, complete = [], False
@@ -129,6 +144,19 @@ class RequestDirectory:
         page, more = first[:limit], len(first) > limit
         following = Place.of(page[-1], order) if more else None
         return EndedList([_view_ended(one) for one in page], following, complete)
+
+    @contextlib.asynccontextmanager
+    async def _only_search_of(self, asker: str) -> AsyncIterator[None]:
+        lock = self._searching.setdefault(asker, asyncio.Lock())
+        try:
+            async with deadline(asyncio.get_running_loop().time() + SEARCH_WAIT_S):
+                await lock.acquire()
+        except TimeoutError:
+            raise ServiceUnavailable(SEARCHING) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     async def find(self, id_: str, key_id: str | None = None) -> RequestView | None:
         """Return a request by its ID here; with `key_id`, only one of that key.

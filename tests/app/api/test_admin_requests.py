@@ -1,5 +1,6 @@
 """/admin/requests over HTTP: what it shows, and what it never does."""
 
+import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any, NoReturn
 import pytest
 
 from app.database import DatabaseUnavailable
+from app.relay import request_directory
 from app.usage import RequestHistory
+from tests.app.console.visits import visiting
 from tests.app.raw import connected, request
 from tests.app.tenants import make_key, request_as_root
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY_ID, ROOT, Gateway, demo_gateway, serving_demo
+from tests.gateway import KEY, KEY_ID, ROOT, Gateway, demo_gateway, serving_demo
 from tests.waiting import wait_until
 
 PROMPT, ANSWER = "a canary of a prompt", "hello"
@@ -223,6 +226,39 @@ async def test_without_the_database_the_requests_in_memory_are_shown(
     monkeypatch.setattr(RequestHistory, "list", down)
     found = await admin(gateway, "GET")
     assert ([row["request_id"] for row in found["ended"]], found["complete"]) == (["good"], False)
+
+
+async def test_a_key_has_one_search_at_a_time(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with a ledger that takes long to search would keep all others from theirs."""
+    await chat(gateway, "good")
+    search, begun, goes_on = RequestHistory.list, asyncio.Event(), asyncio.Event()
+
+    async def slow(*asked: Any) -> Any:
+        begun.set()
+        await goes_on.wait()
+        return await search(*asked)
+
+    monkeypatch.setattr(RequestHistory, "list", slow)
+    monkeypatch.setattr(request_directory, "SEARCH_WAIT_S", 0.02)
+    history = "/console/requests?order=slowest"
+    as_root = partial(gateway.client.get, "/admin/requests", headers=ROOT)
+    async with visiting(gateway, KEY) as visitor:
+        first = asyncio.create_task(visitor.get(history))
+        await begun.wait()
+        refused = await visitor.get(history)
+        assert refused.status_code == 503
+        assert "another search of this key runs" in refused.text
+        begun.clear()
+        others = asyncio.create_task(as_root())
+        await begun.wait()
+        refused = await as_root()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        goes_on.set()
+        assert (await first).status_code == (await others).status_code == 200
+        assert (await visitor.get(history)).status_code == 200
+    assert not gateway.state.requests._searching
 
 
 @pytest.mark.parametrize(

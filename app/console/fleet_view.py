@@ -9,7 +9,7 @@ from app.console.command_line import CommandLine, parse
 from app.fleet import EngineRow, ModelRow, UnusedServer
 from app.routing import Catalogue, Model, Replica
 from app.settings import ModelSettings, Settings
-from engines.base import EngineState
+from engines.base import Engine, EngineState
 from engines.spec import ProcessSpec
 
 ModelRows = Callable[[], Sequence[ModelRow]]
@@ -134,22 +134,22 @@ def _engine_view(model: Model, replica: Replica) -> EngineView:
     return EngineView(
         row=row,
         command=command,
-        progress=_progress(replica, row),
+        progress=start_progress(engine),
         actions=engine_actions(row, managed=capabilities.managed, continues=continues),
         has_log=capabilities.has_log,
         gpus=command.variables.get("CUDA_VISIBLE_DEVICES", ""),
     )
 
 
-def _progress(replica: Replica, row: EngineRow) -> StartProgress | None:
-    engine = replica.engine
-    if row.state is not EngineState.STARTING:
+def start_progress(engine: Engine) -> StartProgress | None:
+    """Return how far the start of an engine is; None: it is not starting."""
+    if engine.state is not EngineState.STARTING:
         return None
     elapsed_s, left_s = max(time.time() - engine.since, 0.0), None
     if (start := engine.starting) is not None:
         elapsed_s = start.elapsed_s
         left_s = None if start.expected_s is None else start.expected_s - start.elapsed_s
-    found = row.progress
+    found = engine.progress
     if found is None:
         return StartProgress("starting", "", None, elapsed_s, left_s)
     share = found.done / found.total if found.done is not None and found.total else None

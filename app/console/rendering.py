@@ -1,6 +1,7 @@
 """Renders the pages of the console: Jinja2 with everything escaped, and the headers of a page."""
 
 import asyncio
+import gzip
 import hashlib
 import socket
 from collections.abc import Callable
@@ -54,13 +55,15 @@ class Renderer:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self.static_files = {
+        files = {
             path.relative_to(STATIC).as_posix(): path.read_bytes()
             for path in STATIC.rglob("*")
             if path.suffix in STATIC_TYPES
         }
+        # Compressed once: a third of the bytes of a first view.
+        self.static_files = {name: (file, gzip.compress(file)) for name, file in files.items()}
         # Of all files, since modules import each other by the same prefix.
-        content = b"".join(self.static_files[name] for name in sorted(self.static_files))
+        content = b"".join(files[name] for name in sorted(files))
         self.version = hashlib.sha256(content).hexdigest()[:16]
         self._environment.globals |= {
             "static": f"{CONSOLE}/static/{self.version}",

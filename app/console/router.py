@@ -38,14 +38,19 @@ class Frame:
     drain: Drain
     metrics: Metrics
 
-    async def static_file(self, version: str, name: str) -> Response:
+    async def static_file(self, request: Request, version: str, name: str) -> Response:
         """A file of the pages. Its URL changes with its content."""
-        content = self.renderer.static_files.get(name)
-        if content is None:
+        found = self.renderer.static_files.get(name)
+        if found is None:
             raise RouteNotFound("there is no such file here")
-        kind = STATIC_TYPES[name[name.rfind(".") :]]
-        caching = _IMMUTABLE if version == self.renderer.version else {}
-        return Response(content, headers={**HEADERS, **caching}, media_type=kind)
+        content, compressed = found
+        headers = {**HEADERS, "vary": "accept-encoding"}
+        if version == self.renderer.version:
+            headers |= _IMMUTABLE
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            content = compressed
+            headers["content-encoding"] = "gzip"
+        return Response(content, headers=headers, media_type=STATIC_TYPES[name[name.rfind(".") :]])
 
     async def show_login(self, request: Request) -> Response:
         target = _next_path(request.query_params.get("next", ""))

@@ -35,7 +35,7 @@ async def compare(page: Page) -> None:
     for answer in await answers.all():
         await complete(answer)
         await expect(answer.locator(".markdown")).to_be_visible()
-    await answers.first.get_by_text("Thought", exact=True).click()
+    await answers.first.get_by_text("Thought").click()
     await page.evaluate("() => scrollTo(0, document.documentElement.scrollHeight)")
 
 

@@ -58,7 +58,6 @@ async def test_two_settings_are_compared(watched_page: WatchedPage) -> None:
     await page.goto("/console/playground")
     await page.get_by_role("button", name="Add a column").click()
     second = page.get_by_role("region", name="Column B")
-    await second.get_by_text("System prompt and settings").click()
     await second.get_by_label("Maximum tokens").fill("3")
     await ask(page, "Count from one to ten.")
     answers = page.get_by_role("article")

@@ -19,7 +19,7 @@ async def ask(page: Page, text: str) -> Locator:
     """Send a message with the keyboard; return its last answer, complete."""
     await page.get_by_label("Message", exact=True).fill(text)
     await expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
-    await page.keyboard.press("Control+Enter")
+    await page.keyboard.press("Enter")
     return await complete(page)
 
 
@@ -39,7 +39,7 @@ def last_chat(site: Site) -> dict[str, Any]:
 async def send_field(page: Page, **fields: object) -> None:
     """Have the first column send fields with its requests."""
     column = page.get_by_role("region", name="Column A")
-    await column.get_by_text("System prompt and settings").click()
+    await column.get_by_text("Tools and other fields").click()
     await column.get_by_label("Other fields").fill(json.dumps(fields))
 
 
@@ -105,9 +105,8 @@ async def test_a_setting_that_cannot_be_sent_is_shown(site: Site) -> None:
         page = watched_page.page
         await page.goto("/console/playground")
         column = page.get_by_role("region", name="Column A")
-        await column.get_by_text("System prompt and settings").click()
         await column.get_by_label("Temperature").fill("hot")
-        await column.get_by_text("System prompt and settings").click()
+        await column.get_by_text("Sampling").click()
         await page.get_by_label("Message", exact=True).fill("hi")
         await page.get_by_role("button", name="Send", exact=True).click()
         await expect(column.get_by_role("alert")).to_have_text("Temperature is not a number.")

@@ -11,7 +11,8 @@ export function newAnswer(model, settings) {
     state: "waiting", // streaming, done, stopped, failed
     fault: null, // {message, retryAfter, retryAt}
     finish: null, usage: null,
-    times: {start: 0, first: null, last: null, end: null}, // milliseconds
+    times: {start: 0, first: null, last: null, thought: null, end: null}, // milliseconds
+    asked: Date.now(),
   };
 }
 
@@ -32,6 +33,7 @@ export function addEvent(answer, data, now) {
   if (addDelta(answer, choice.delta ?? {})) {
     answer.times.first ??= now;
     answer.times.last = now;
+    if (!answer.text) answer.times.thought = now;
   }
   return true;
 }
@@ -70,6 +72,25 @@ export function costOf(usage, price) {
   const fresh = (usage.prompt_tokens ?? 0) - cached;
   const nano = fresh * price.prompt + cached * price.cached + (usage.completion_tokens ?? 0) * price.completion;
   return nano / 1e6 / 1e9;
+}
+
+/** Return what a thought took, as `Thought for 0.4 s, 59 tokens`. */
+export function thoughtOf({times, usage, text, state}) {
+  if (state === "streaming" && !text) return "Thinking …";
+  const took = (times.thought ?? times.first) - times.first;
+  const tokens = usage?.completion_tokens_details?.reasoning_tokens;
+  const found = `Thought${took >= 1000 * MIN_DECODING_S ? ` for ${(took / 1000).toFixed(1)} s` : ""}`;
+  return tokens ? `${found}, ${number(tokens)} tokens` : found;
+}
+
+/** Return the figures that are read most, for one line. */
+export function statisticsOf(answer, price) {
+  const found = new Map(figuresOf(answer, price));
+  const named = [["First token", "to the first token"], ["Total", "in all"], ["Speed", ""], ["Cost", "cost"]];
+  const parts = named.filter(([name]) => found.has(name)).map(([name, text]) => `${found.get(name)} ${text}`.trim());
+  const {usage} = answer;
+  if (usage) parts.push(`${number(usage.prompt_tokens ?? 0)} → ${number(usage.completion_tokens ?? 0)} tokens`);
+  return parts.join(" · ");
 }
 
 /** Return what is known of an answer as [name, value] pairs to show. */

@@ -11,6 +11,7 @@ export class Conversation {
   constructor(owner, storage = sessionStorage) {
     this.owner = owner;
     this.storage = storage;
+    this.id = newId();
     this.columns = [newSettings()];
     this.turns = []; // {text, images, answers}; answers[column] is a list of answers
     this.#load();
@@ -25,8 +26,13 @@ export class Conversation {
       this.storage.removeItem(PLACE);
       return;
     }
-    this.columns = kept.columns.map((settings) => ({...newSettings(), ...settings}));
-    this.turns = kept.turns;
+    this.#take(kept);
+  }
+
+  #take({id, columns, turns}) {
+    this.id = id ?? newId();
+    this.columns = columns.map((settings) => ({...newSettings(), ...settings}));
+    this.turns = turns;
     for (const answer of this.answers()) {
       if (answer.state === "waiting" || answer.state === "streaming") answer.state = "stopped";
     }
@@ -34,19 +40,19 @@ export class Conversation {
 
   /** Keep it; without its images if there is no room for them. */
   save() {
-    const {owner, columns, turns} = this;
+    const {id, owner, columns, turns} = this;
     const slim = turns.map((turn) => ({...turn, images: []}));
     for (const attempt of [turns, slim, []]) {
       try {
-        this.storage.setItem(PLACE, JSON.stringify({owner, columns, turns: attempt}));
+        this.storage.setItem(PLACE, JSON.stringify({id, owner, columns, turns: attempt}));
         return;
       } catch { /* the browser's bound, about 5 MB */ }
     }
   }
 
-  /** Forget the messages and the answers; the settings stay. */
-  clear() {
-    this.turns = [];
+  /** Go on with a conversation that was kept; null: begin a new one with the settings of now. */
+  open(chat) {
+    this.#take(chat ?? {columns: this.columns, turns: []});
     this.save();
   }
 
@@ -72,4 +78,8 @@ export class Conversation {
     this.turns = [...this.turns.slice(0, count), turn];
     return turn;
   }
+}
+
+function newId() {
+  return `${Date.now()}-${Math.random().toString(36).slice(2)}`;
 }

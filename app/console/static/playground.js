@@ -1,49 +1,43 @@
 // The playground: a conversation with one to four models side by side.
 
-import {api, notify} from "./api.js";
+import {notify} from "./api.js";
 import {ask} from "./chat.js";
+import {ChatList} from "./chat_list.js";
 import {askWith, bodyOf} from "./chat_request.js";
 import {copyText} from "./clipboard.js";
+import {Composer, sendsOnEnter} from "./composer.js";
 import {Conversation, MAX_COLUMNS} from "./conversation.js";
-import {confirmAction} from "./dialogs.js";
-import {AnswerView, image, part, runs, turnElement} from "./playground_view.js";
-import {faultOf, revealFault, showColumns} from "./playground_settings.js";
+import {hideExamples, showExamples} from "./examples.js";
+import {Models} from "./models.js";
+import {AnswerView, part, runs, turnElement} from "./playground_view.js";
+import {faultOf, revealFault, showColumns, showModelNotes} from "./playground_settings.js";
 import {curlOf, javascriptOf, pythonOf} from "./snippets.js";
 import {showSmallForms} from "./small_forms.js";
 
-const MAX_IMAGE_BYTES = 8 * 2 ** 20;
 const MAX_SPOKEN = 1000;
 const SNIPPETS = {curl: curlOf, Python: pythonOf, JavaScript: javascriptOf};
 
 const root = document.getElementById("playground");
 const turnList = document.getElementById("turns");
-const composer = document.getElementById("composer");
-const message = composer.elements.message;
 const stopButton = document.getElementById("stop");
 const sendButton = document.getElementById("send");
 const spoken = document.getElementById("spoken");
 
 const conversation = new Conversation(root.dataset.owner);
 const running = new Map(); // answers that arrive: AbortController of each
-let models = [];
-let images = [];
-
-function modelOf(name) {
-  return models.find((model) => model.name === name);
-}
-
-function chatModels() {
-  return models.filter(({forms}) => forms.includes("chat"));
-}
+const models = new Models(modelsChanged);
+const chats = new ChatList(root.dataset.owner, openChat);
+const composer = new Composer((text, images) => askAll(conversation.turns.length, text, images));
 
 // What is known of the model of an answer: who answered for it, and at what price.
 function described(answer, turn) {
   return () => {
-    const asked = modelOf(answer.model);
+    const asked = models.find(answer.model);
     const other = answer.servedBy && answer.servedBy !== (asked?.alias_of ?? answer.model);
     return {
       served: other ? `Answered by ${answer.servedBy}.` : "",
-      price: (other ? modelOf(answer.servedBy) : asked)?.price ?? null,
+      price: (other ? models.find(answer.servedBy) : asked)?.price ?? null,
+      starting: asked?.starting ?? null,
       last: turn === conversation.turns.at(-1) && turn.answers.some((steps) => steps?.at(-1) === answer),
     };
   };
@@ -51,6 +45,16 @@ function described(answer, turn) {
 
 function showTurns() {
   turnList.replaceChildren(...conversation.turns.map(elementOf));
+  turnList.dataset.columns = conversation.columns.length;
+  if (conversation.turns.length) hideExamples();
+  else showExamples(models.find(conversation.columns[0].model), chooseExample);
+}
+
+function chooseExample({text, settings}) {
+  for (const column of conversation.columns) Object.assign(column, settings);
+  conversation.save();
+  drawColumns();
+  composer.fill(text);
 }
 
 function elementOf(turn, at) {
@@ -65,7 +69,7 @@ function elementOf(turn, at) {
 }
 
 function viewOf(turn, column, answer) {
-  const view = new AnswerView(answer, column, described(answer, turn));
+  const view = new AnswerView(answer, turn.answers.length > 1 ? column : null, described(answer, turn));
   const act = (name, action) => part(view.element, name).addEventListener("click", action);
   act("again", () => again(turn, column));
   act("results", () => start(turn, column));
@@ -98,15 +102,25 @@ async function start(turn, column) {
   const view = viewOf(turn, column, answer);
   cell.append(view.element);
   const controller = new AbortController();
-  running.set(answer, controller);
+  running.set(answer, {controller, view});
   showRunning();
+  await whenStarted(answer, controller.signal);
   await ask(turnsTo(turn), column, answer, controller.signal, () => view.update());
   running.delete(answer);
   conversation.save();
+  chats.show(conversation);
   showRunning();
   view.finish();
   announce(answer);
   await view.format();
+}
+
+// A model that starts gets the message when it is ready; one on demand is loaded by the message itself.
+async function whenStarted(answer, signal) {
+  const model = models.find(answer.model);
+  if (!model || model.ready) return;
+  const started = models.untilStarted(answer.model, () => answer.state === "waiting" && !signal.aborted);
+  if (model.starting && !model.on_demand) await started;
 }
 
 // Screen readers hear an answer once, when it is complete.
@@ -147,14 +161,23 @@ function reportFault(columns, first = 0) {
 }
 
 function showRunning() {
-  stopButton.disabled = running.size === 0;
-  sendButton.disabled = running.size > 0;
+  stopButton.hidden = running.size === 0;
+  sendButton.hidden = running.size > 0;
+  sendButton.disabled = false;
   for (const button of document.querySelectorAll(".no-change")) button.disabled = running.size > 0;
   document.getElementById("add-column").disabled = running.size > 0 || conversation.columns.length >= MAX_COLUMNS;
 }
 
 function stop() {
-  for (const controller of running.values()) controller.abort();
+  for (const {controller} of running.values()) controller.abort();
+}
+
+function openChat(chat) {
+  conversation.open(chat);
+  drawColumns();
+  showTurns();
+  chats.show(conversation);
+  composer.fill("");
 }
 
 function editTurn(turn, element) {
@@ -175,82 +198,58 @@ function editTurn(turn, element) {
   });
 }
 
-function showImages() {
-  document.getElementById("images").replaceChildren(...images.map((url, at) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "thumbnail";
-    button.setAttribute("aria-label", `Remove image ${at + 1}`);
-    button.append(image(url, at));
-    button.addEventListener("click", () => {
-      images.splice(at, 1);
-      showImages();
-    });
-    return button;
-  }));
-}
-
-function addImage(file) {
-  if (!file.type.startsWith("image/") || file.size > MAX_IMAGE_BYTES) {
-    notify(`${file.name}: an image of up to 8 MiB, please.`, "bad");
-    return;
-  }
-  const reader = new FileReader();
-  reader.addEventListener("load", () => {
-    images.push(reader.result);
-    showImages();
-  });
-  reader.readAsDataURL(file);
+function drawColumns() {
+  showColumns(conversation, models.chat, columnsChanged);
 }
 
 function columnsChanged(kind) {
-  if (kind === "settings") return;
-  showColumns(conversation, chatModels(), columnsChanged);
+  if (kind === "settings") {
+    if (!conversation.turns.length) showTurns();
+    return;
+  }
+  drawColumns();
   showTurns();
 }
 
-composer.addEventListener("submit", (event) => {
-  event.preventDefault();
-  if (!message.value.trim() && !images.length) return;
-  if (!askAll(conversation.turns.length, message.value, images)) return;
-  message.value = "";
-  images = [];
-  showImages();
-});
-composer.elements.image.addEventListener("change", (event) => {
-  for (const file of event.target.files) addImage(file);
-  event.target.value = "";
-});
+function modelsChanged() {
+  showModelNotes(conversation, models.chat);
+  for (const {view} of running.values()) view.update();
+}
+
 stopButton.addEventListener("click", stop);
 document.getElementById("add-column").addEventListener("click", () => {
   conversation.addColumn();
   columnsChanged("columns");
 });
-document.getElementById("clear").addEventListener("click", async () => {
-  const text = "The messages and the answers of this tab are forgotten. The settings stay.";
-  if (conversation.turns.length && !await confirmAction({title: "Clear the conversation?", text, action: "Clear"})) return;
-  conversation.clear();
-  showTurns();
-});
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.closest("form")?.requestSubmit();
+  if (event.key === "Escape" && !document.querySelector("dialog[open], :popover-open, .menu[open]")) stop();
+  if (event.key === "Escape") document.querySelector(".menu[open]")?.removeAttribute("open");
+  if (!sendsOnEnter(event)) return;
+  event.preventDefault();
+  event.target.closest("form")?.requestSubmit();
+});
+// A menu closes when something else is pressed.
+document.addEventListener("click", (event) => {
+  for (const menu of document.querySelectorAll(".menu[open]")) {
+    if (!menu.contains(event.target) || event.target.closest("button")) menu.open = false;
+  }
 });
 
 async function load() {
   const fault = document.getElementById("fault");
   try {
-    ({models} = await api("/playground/models"));
+    await models.load();
   } catch (error) {
     fault.hidden = false;
     part(fault, "message").textContent = error.message;
     return;
   }
   fault.hidden = true;
-  showColumns(conversation, chatModels(), columnsChanged);
+  drawColumns();
   showTurns();
+  chats.show(conversation);
   showRunning();
-  showSmallForms(models);
+  showSmallForms(models.rows);
 }
 part(document.getElementById("fault"), "again").addEventListener("click", load);
 load();

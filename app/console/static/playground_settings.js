@@ -2,21 +2,21 @@
 
 import {NUMBERS, SettingFault, fieldsOf} from "./chat_request.js";
 import {LETTERS, MAX_COLUMNS} from "./conversation.js";
+import {startText} from "./models.js";
 
 const list = document.getElementById("columns");
 const template = document.getElementById("column-template");
 
 /** Show the columns of a conversation; `changed(kind)` is called after each change. */
 export function showColumns(conversation, models, changed) {
-  const open = [...list.querySelectorAll("details")].map((details) => details.open);
+  const open = [...list.children].map(openGroups);
   list.replaceChildren(...conversation.columns.map((settings, at) => {
     const column = columnOf(settings, at, models, () => {
       conversation.save();
       changed("settings");
     });
-    column.querySelector("details").open = open[at] ?? false;
+    openThese(column, open[at] ?? open.at(-1), settings);
     const remove = column.querySelector("[data-do=remove]");
-    remove.hidden = conversation.columns.length === 1;
     remove.setAttribute("aria-label", `Remove column ${LETTERS[at]}`);
     remove.addEventListener("click", () => {
       conversation.removeColumn(at);
@@ -26,6 +26,23 @@ export function showColumns(conversation, models, changed) {
   }));
   list.dataset.columns = conversation.columns.length;
   document.getElementById("add-column").disabled = conversation.columns.length >= MAX_COLUMNS;
+}
+
+/** Show anew what is known of the models of the columns. */
+export function showModelNotes(conversation, models) {
+  for (const [at, column] of [...list.children].entries()) showNotes(column, conversation.columns[at], models);
+}
+
+function openGroups(column) {
+  return [...column.querySelectorAll("details[open]")].map(({dataset}) => dataset.group);
+}
+
+// A group is open as it was, and where it has a setting.
+function openThese(column, groups, settings) {
+  for (const details of column.querySelectorAll("details")) {
+    const set = [...details.querySelectorAll("[name]")].some(({name}) => settings[name]);
+    details.open = set || (groups ? groups.includes(details.dataset.group) : details.open);
+  }
 }
 
 function columnOf(settings, at, models, changed) {
@@ -58,23 +75,22 @@ function numberInput([name, label, step]) {
   const input = document.createElement("input");
   input.name = name;
   input.inputMode = step === 1 ? "numeric" : "decimal";
-  input.placeholder = "default";
   input.autocomplete = "off";
   wrapper.append(label, input);
   return wrapper;
 }
 
-// What a model needs before it answers, how many settings are set, and what cannot be sent.
+// What a model needs before it answers, its own settings, and what cannot be sent.
 function showNotes(column, settings, models) {
   const model = models.find(({name}) => name === settings.model);
   const notes = [];
   if (model?.max_model_len) notes.push(`Context of ${model.max_model_len.toLocaleString("en")} tokens.`);
-  if (model && !model.ready) {
-    notes.push(model.on_demand ? "Not loaded: the first answer waits for it." : "No engine is ready.");
-  }
+  if (model?.starting) notes.push(`Starting: ${startText(model.starting)}.`);
+  else if (model && !model.ready) notes.push(model.on_demand ? "Not loaded: the first answer waits for it." : "No engine is ready.");
   column.querySelector("[data-part=note]").textContent = notes.join(" ");
-  const set = Object.entries(settings).filter(([name, text]) => name !== "model" && text.trim()).length;
-  column.querySelector("[data-part=count]").textContent = set ? `(${set} set)` : "";
+  for (const [name] of NUMBERS) {
+    column.querySelector(`[name=${name}]`).placeholder = model?.defaults?.[name] ?? "default";
+  }
   showFault(column, faultOf(settings));
 }
 
@@ -101,7 +117,10 @@ function showFault(column, fault) {
 
 /** Open the settings of a column, at what cannot be sent. */
 export function revealFault(at, fault) {
-  const column = list.children[at];
-  column.querySelector("details").open = true;
-  column.querySelector(`[name=${fault.field}]`).focus();
+  const field = list.children[at].querySelector(`[name=${fault.field}]`);
+  const settings = document.getElementById("settings");
+  if (!settings.checkVisibility()) settings.showPopover();
+  const group = field.closest("details");
+  if (group) group.open = true;
+  field.focus();
 }

@@ -1,9 +1,11 @@
 // Messages and answers of the playground as elements. Everything of a model is set as text.
 
-import {endOf, figuresOf, prettyArguments} from "./answer.js";
+import {endOf, figuresOf, prettyArguments, statisticsOf, thoughtOf} from "./answer.js";
+import {copyText} from "./clipboard.js";
 import {countDown} from "./countdown.js";
 import {LETTERS} from "./conversation.js";
 import {renderMarkdown} from "./markdown.js";
+import {startText} from "./models.js";
 
 const turnTemplate = document.getElementById("turn-template");
 const answerTemplate = document.getElementById("answer-template");
@@ -38,15 +40,21 @@ export class AnswerView {
   #answer;
   #pending = 0;
   #thoughtShown = 0;
+  #thoughtOpen = false;
   #textShown = 0;
   #callsShown = "";
 
-  /** `described()` returns {served, price, last}: of the model, and whether it is the last answer. */
+  /**
+   * `described()` returns {served, price, starting, last}: of the model, and whether it is the last answer.
+   * `column` is null where there is only one.
+   */
   constructor(answer, column, described) {
     this.#answer = answer;
     this.described = described;
     this.element = answerTemplate.content.firstElementChild.cloneNode(true);
-    this.element.querySelector("h3").textContent = `${LETTERS[column]} · ${answer.model}`;
+    const letter = column === null ? "" : `${LETTERS[column]} · `;
+    this.element.querySelector("h3").textContent = `${letter}${answer.model}`;
+    this.#showTime(answer.asked);
     this.#show("thought-text").append("");
     this.#show("text").append("");
     this.finish();
@@ -54,6 +62,14 @@ export class AnswerView {
 
   #show(name) {
     return part(this.element, name);
+  }
+
+  #showTime(asked) {
+    if (!asked) return;
+    const at = new Date(asked);
+    this.#show("time").dateTime = at.toISOString();
+    this.#show("time").title = at.toLocaleString();
+    this.#show("time").textContent = at.toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"});
   }
 
   /** Show what has arrived, with the next frame. */
@@ -68,15 +84,35 @@ export class AnswerView {
     const follow = innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
     // Only what is new is added: an answer may be long.
     this.#show("thought").hidden = !answer.thought;
+    this.#show("thought").querySelector("summary").textContent = thoughtOf(answer);
     this.#show("thought-text").firstChild.appendData(answer.thought.slice(this.#thoughtShown));
+    if (answer.state === "streaming") this.#openThought(!answer.text);
     this.#thoughtShown = answer.thought.length;
     this.#show("text").firstChild.appendData(answer.text.slice(this.#textShown));
     this.#textShown = answer.text.length;
     this.#drawCalls(answer.calls);
+    this.#drawStart(answer.state === "waiting" ? this.described().starting : null);
     this.#show("state").textContent = stateOf(answer);
     this.#show("state").hidden = stateOf(answer) === "";
     this.element.setAttribute("aria-busy", String(runs(answer)));
     if (follow && runs(answer)) scrollTo(0, document.documentElement.scrollHeight);
+  }
+
+  // Open while it arrives, closed when the answer begins: once each, so that what the reader does stays.
+  #openThought(open) {
+    if (this.#thoughtOpen === open) return;
+    this.#thoughtOpen = open;
+    this.#show("thought").open = open;
+  }
+
+  #drawStart(starting) {
+    const place = this.#show("start");
+    place.hidden = !starting;
+    if (!starting) return;
+    place.querySelector("p").textContent = `The model starts: ${startText(starting)}. The message is sent when it is ready.`;
+    const bar = place.querySelector("progress");
+    if (starting.share === null) bar.removeAttribute("value");
+    else bar.value = starting.share;
   }
 
   #drawCalls(calls) {
@@ -98,12 +134,15 @@ export class AnswerView {
   finish() {
     const answer = this.#answer;
     this.#draw();
+    if (!runs(answer)) this.#openThought(false);
     const {served, price, last} = this.described();
     const notes = [served, endOf(answer)].filter(Boolean).join(" ");
     this.#show("note").textContent = notes;
     this.#show("note").hidden = notes === "";
     this.#show("fault").hidden = !answer.fault;
     this.#show("fault").textContent = answer.fault?.message ?? "";
+    this.#show("statistics").textContent = statisticsOf(answer, price);
+    this.#show("statistics").hidden = runs(answer) || !statisticsOf(answer, price);
     this.#show("figures").replaceChildren(...figuresOf(answer, price).map(pair));
     this.#show("actions").hidden = runs(answer);
     this.#show("again").hidden = !last;
@@ -116,10 +155,24 @@ export class AnswerView {
     const content = await renderMarkdown(this.#answer.text);
     if (content === null) return;
     const place = this.#show("text");
+    for (const code of content.querySelectorAll("pre")) addCopyButton(code);
     place.replaceChildren(content);
     place.classList.remove("plain");
     place.classList.add("markdown");
   }
+}
+
+function addCopyButton(code) {
+  const frame = document.createElement("div");
+  frame.className = "code";
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "small";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", "Copy the code");
+  button.addEventListener("click", () => copyText(code.textContent, "Code"));
+  code.replaceWith(frame);
+  frame.append(code, button);
 }
 
 /** Return whether an answer is not complete yet. */

@@ -144,6 +144,17 @@ async def test_pages_have_a_strict_policy_and_are_not_stored(admin: httpx.AsyncC
     assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=|<style", response.text)
 
 
+async def test_static_files_are_compressed_for_who_takes_that(gateway: Gateway) -> None:
+    async with visiting(gateway, ROOT_KEY) as client:
+        plain, compressed = [
+            await client.get("/console/static/0/console.css", headers={"accept-encoding": coding})
+            for coding in ("identity", "gzip, br")
+        ]
+    assert plain.content == compressed.content
+    assert "content-encoding" not in plain.headers
+    assert int(compressed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+
+
 async def test_static_files_are_kept_by_the_browser_for_as_long_as_they_are_the_same(
     admin: httpx.AsyncClient,
 ) -> None:

@@ -1,9 +1,11 @@
 """The playground over HTTP: its page, its models and its requests."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.app.console.fleet import engine_of, fleet
 from tests.app.console.visits import new_key, visiting
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, ROOT_KEY, Gateway, remote, running, settings_for
@@ -58,3 +60,20 @@ async def test_a_chat_takes_the_way_of_all_requests(gateway: Gateway, fake: Fake
     assert response.text.endswith("data: [DONE]\n\n")
     assert response.headers["x-gateway-model"] == "demo"
     assert "cookie" not in {name.lower() for name, _ in fake.seen[-1].headers}
+
+
+async def test_it_knows_defaults_tools_and_starts_of_our_engines(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as gateway, visiting(gateway, ROOT_KEY) as admin:
+        ready = engine_of(gateway, "ready")
+        ready.facts = replace(ready.facts, sampling_defaults={"temperature": 0.6})
+        ready.runs += " --enable-auto-tool-choice"
+        found = (await admin.get("/console/api/playground/models")).json()["models"]
+    rows = {row["name"]: row for row in found}
+    assert (rows["ready"]["defaults"]["temperature"], rows["ready"]["defaults"]["top_p"]) == (
+        0.6,
+        1,
+    )
+    assert (rows["ready"]["tools"], rows["ready"]["starting"]) == (True, None)
+    assert rows["starting"]["tools"] is False
+    assert rows["starting"]["starting"]["step"] == "shard 2 of 5"
+    assert (rows["far"]["defaults"], rows["far"]["tools"]) == (None, True)

@@ -13,6 +13,7 @@
     │   ├── MissingModel              missing_model
     │   ├── FieldNotAllowed           field_not_allowed
     │   ├── MediaNotAllowed           media_not_allowed
+    │   ├── MediaNotTaken             media_not_supported
     │   ├── OutputTooLong             context_length_exceeded
     │   └── InvalidConfiguration      invalid_configuration (reload)
     ├── RequestTimeout            408 request_timeout
@@ -207,6 +208,12 @@ class MediaNotAllowed(BadRequest):
     """The body has a media URL that engines are not allowed to fetch."""
 
     code = "media_not_allowed"
+
+
+class MediaNotTaken(BadRequest):
+    """The body has media of a kind that the model does not take."""
+
+    code = "media_not_supported"
 
 
 class OutputTooLong(BadRequest):

@@ -26,6 +26,7 @@ from app.errors import (
     EngineUnavailable,
     FieldNotAllowed,
     MediaNotAllowed,
+    MediaNotTaken,
     MissingModel,
     ModelNotFound,
     OutputTooLong,
@@ -44,7 +45,7 @@ _COMMON: tuple[ErrorClass, ...] = (
     EngineTooSlow,
 )  # fmt: skip
 _BY_MODEL: tuple[ErrorClass, ...] = (
-    MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed, OutputTooLong,
+    MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed, MediaNotTaken, OutputTooLong,
     EndpointNotServed, UnsupportedCoding,
 )  # fmt: skip
 _EVENT = {

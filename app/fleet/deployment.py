@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from app.fleet.engine_plan import EngineConfig
 from app.residency import OnDemandModel
 from app.routing import POLICIES, Bounds, ContinuationTerms, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
 from engines.base import Engine, EngineState
+from engines.plan import media_of_model
+from engines.spec import EngineSpec, LocalSpec
 
 # States of an engine that was not requested to run. A model on demand leaves an engine FAILED
 # after a failed load.
@@ -115,6 +118,7 @@ class ModelDeployment:
             fields=settings.fields,
             isolation=settings.isolation,
             media_domains=frozenset(settings.media.domains),
+            read_media=partial(_read_media, [one.config.spec for one in self.engines]),
             stores_responses=settings.stores_responses,
             both_reasoning_fields=settings.reasoning_field == "both",
             created=self.created,
@@ -123,6 +127,19 @@ class ModelDeployment:
             continuation=_continuation_terms(settings),
             discovered=bool(settings.discovering) if discovered is None else discovered,
         )
+
+
+def _read_media(specs: Sequence[EngineSpec]) -> frozenset[str] | None:
+    """Return the kinds of media that any of some engines takes; None: not known."""
+    taken: frozenset[str] = frozenset()
+    for spec in specs:
+        found = None
+        if isinstance(spec, LocalSpec):
+            found = media_of_model(spec.model, spec.args, spec.env)
+        if found is None:
+            return None
+        taken |= found
+    return taken
 
 
 def _continuation_terms(model: ModelSettings) -> ContinuationTerms | None:

@@ -28,7 +28,7 @@ from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
-from app.request_body import BodyPlan, ParsedBody, plan_body
+from app.request_body import BodyPlan, ParsedBody, check_taken, media_kinds, plan_body
 from app.residency import ModelLease, StartWait
 from app.routing import Model, Replica
 from app.telemetry import LOAD_WAIT, QUEUE
@@ -67,7 +67,9 @@ class ModelRequest(msgspec.Struct, eq=False):
         model, admission, planned_at = plan.model, self.services.admission, self.planned_at
         self.planned_at = 0.0
         if model.on_demand and not model.ready:
-            plan.check_output_fits(self.request.endpoint.label)  # not after a load
+            # Not after a load.
+            plan.check_output_fits(self.request.endpoint.label)
+            await self._check_media(plan)
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
         with await self._lease(model, chain) if model.on_demand else _NO_LEASE as lease:
@@ -82,6 +84,15 @@ class ModelRequest(msgspec.Struct, eq=False):
                     overhead_s = perf_counter() - planned_at - (self.request.queued_s or 0.0)
                     binding.overhead.observe(overhead_s)
                 await self._send(plan, model, permit, lease)
+
+    async def _check_media(self, plan: BodyPlan) -> None:
+        """Raise MediaNotTaken for media of a kind that the model is known not to take."""
+        kinds = media_kinds(self.request.endpoint.label, plan.body)
+        if not kinds:
+            return
+        taken = await asyncio.to_thread(plan.model.read_media)
+        if taken is not None:
+            check_taken(kinds, taken, self.request.requested_model or plan.model.name)
 
     async def _queue(self, model: str, tokens: int) -> Permit:
         """Return a permit of the model's queue. Raises what `wait` raises."""

@@ -20,6 +20,7 @@ from app.request_body.cache_salts import CacheSalts
 from app.request_body.content_coding import JsonText, decoder_of
 from app.request_body.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
 from app.request_body.field_rules import FieldRuleCache
+from app.request_body.media_kinds import check_taken, media_kinds
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
 from app.request_body.rewrite import ABSENT, ConstantRewrite, as_bool
@@ -45,10 +46,12 @@ __all__ = [
     "JsonText",
     "ParsedBody",
     "as_bool",
+    "check_taken",
     "decoder_of",
     "is_form",
     "is_json",
     "is_quick",
+    "media_kinds",
     "new_response_id",
     "parse",
     "plan_body",

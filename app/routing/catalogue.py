@@ -61,6 +61,10 @@ class Model:
     fields: FieldSettings = NO_RULES
     isolation: Literal["key", "owner", "none"] = "key"
     media_domains: frozenset[str] = frozenset()
+    # Reads which kinds of media its engines take, in a thread: it reads files. None: not known.
+    read_media: Callable[[], frozenset[str] | None] = field(
+        default=lambda: None, repr=False, compare=False
+    )
     stores_responses: bool = False
     # Chat completions have `reasoning_content` beside `reasoning`.
     both_reasoning_fields: bool = False

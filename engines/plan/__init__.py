@@ -1,5 +1,6 @@
 """Plans the memory of an engine before it loads a model, from the model's files alone.
 
+`model_media` says which media it takes.
 `model_files` reads headers, `architecture` and `weights` and `kv_cache` compute, `memory_plan` puts
 them together, `plan_text` says it in lines.
 """
@@ -12,12 +13,14 @@ from engines.plan.memory_plan import (
     plan_memory,
 )
 from engines.plan.model_files import read_model_files
+from engines.plan.model_media import media_of_model
 from engines.plan.plan_text import plan_lines
 
 __all__ = [
     "MemoryPlan",
     "PlanError",
     "PlanOptions",
+    "media_of_model",
     "options_of",
     "plan_lines",
     "plan_memory",

@@ -96,6 +96,11 @@ def read_model_files(model: str) -> ModelFiles:
     return ModelFiles(directory, config, tensors, len(weights), None if weights else unread)
 
 
+def read_config(model: str) -> Mapping[str, object]:
+    """Return the config.json of a directory, or of a repository in the cache. Raises PlanError."""
+    return _read_object(find_directory(model) / CONFIG, MAX_CONFIG_BYTES)
+
+
 def find_directory(model: str) -> Path:
     """Return the directory of a model, which may be the name of a repository in the cache."""
     try:

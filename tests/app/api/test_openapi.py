@@ -25,6 +25,7 @@ from tests.gateway import AUTH, ROOT, Gateway, free_port, remote, running, setti
 LIMIT = 10_000
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 IMAGE = "http://images.example.com/a.png"
+PHOTO = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
 IMAGES: dict[str, dict[str, Any]] = {
     CHAT: {"type": "image_url", "image_url": {"url": IMAGE}},
     MESSAGES: {"type": "image", "source": {"type": "url", "url": IMAGE}},
@@ -269,6 +270,11 @@ async def errors_of_other_gateways(
     )
     async with running(settings) as closed:
         found.append(await ask(closed, path))
+    (run_dir / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    engine = {"kind": "process", "model": str(run_dir), "memory_gib": 1.0}
+    text = {"name": "demo", "load": "on_demand", "engines": [engine]}
+    async with running(settings_for(text, run_dir=run_dir / "text")) as unloaded:
+        found.append(await ask(unloaded, path, messages=[PHOTO]))
     return found
 
 

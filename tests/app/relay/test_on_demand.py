@@ -74,6 +74,33 @@ async def test_on_demand_gateway_is_ready_without_any_engine(tmp_path: Path) -> 
         assert starts(tmp_path) == 0
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "loads"),
+    [("LlamaForCausalLM", False), ("Gemma3ForConditionalGeneration", True), ("Unknown", True)],
+)
+async def test_an_image_for_a_text_model_is_refused_before_the_load(
+    architecture: str, loads: bool, tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    demo = model()
+    demo["engines"][0]["model"] = str(directory)
+    async with serving(demo, tmp_path=tmp_path) as gateway:
+        body = {"model": "demo", "messages": [{"role": "user", "content": [IMAGE]}]}
+        response = await gateway.client.post("/v1/chat/completions", json=body)
+        assert (response.status_code == 200) is loads, response.text
+        assert starts(tmp_path) == loads
+        if not loads:
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (400, "media_not_supported")
+            assert "demo takes text only, and the request holds images" in error["message"]
+            await at_rest(gateway)
+
+
 async def test_cold_requests_share_one_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from app.database import Database
 from app.discovery import FindSource, find_source
 from app.main import create_app
 from app.server import gateway_server, metrics_server
+from app.server.certificate import Certificate
 from app.server.listen import listen
 from app.settings import Settings, digest
 from tests.fakes.vllm import Fake
@@ -51,6 +52,7 @@ class Gateway:
     # Open client connections of the main port, the client's own included, and tasks of requests.
     server: ServerState
     metrics_port: int | None = None  # where the metrics have a port of their own
+    certificate: Certificate | None = None  # where the gateway serves HTTPS
 
     async def chat(self, model: str = "demo", **fields: Any) -> httpx.Response:
         """Ask for a chat completion."""
@@ -139,7 +141,9 @@ async def running(
         settings, launcher=launcher, source=source, tracer=tracer, find_source=find_source
     )
     scraped = metrics_server(state)
-    server = gateway_server(state)
+    tls = settings.server.tls
+    certificate = Certificate(tls) if tls is not None else None
+    server = gateway_server(state, certificate)
     port = await _listening(server, settings.server.host, settings.server.port)
     servers: list[uvicorn.Server] = [server]
     metrics_port: int | None = None
@@ -150,12 +154,12 @@ async def running(
         if settle:
             await state.startup_done.wait()
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}",
+            base_url=f"{settings.server.scheme}://127.0.0.1:{port}",
             headers=AUTH,
             timeout=20,
             verify=False,  # certificates take longer to load than a request takes
         ) as client:
-            yield Gateway(state, port, client, server.server_state, metrics_port)
+            yield Gateway(state, port, client, server.server_state, metrics_port, certificate)
     finally:
         for one in servers:
             for listener in one.servers:

@@ -9,6 +9,7 @@ import typer
 from app.cli.engine_memory import engine_memory
 from app.cli.faults import fail, faults
 from app.cli.options import ConfigOption
+from app.server.certificate import Certificate
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
 
 if TYPE_CHECKING:  # slow to import
@@ -103,7 +104,10 @@ def _plan(
         keys = "no keys: open to everyone"
     if metrics.port is not None:
         yield f"metrics on {metrics.host}:{metrics.port}"
-    yield f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}"
+    where = f"{server.host}:{server.port}" + (" over TLS" if server.tls is not None else "")
+    yield f"listen on {where}, {keys}, run directory {server.run_dir}"
+    if server.tls is not None:
+        yield f"certificate {server.tls.cert_file} is {Certificate(server.tls).describe()}"
     state = settings.state
     redis = "none (each gateway counts limits for itself)"
     if state.redis_url is not None:
@@ -145,10 +149,10 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
     from engines.spec import CACHED_TOKENS_FLAG
 
     host = settings.server.host
-    if host not in LOCAL_HOSTS:
+    if host not in LOCAL_HOSTS and settings.server.tls is None:
         yield (
-            f"the gateway speaks plain HTTP on {host}, so keys can be read on the network: put a "
-            "TLS proxy in front, or set server.host to 127.0.0.1"
+            f"the gateway speaks plain HTTP on {host}, so keys can be read on the network: set "
+            "server.tls, put a TLS proxy in front, or set server.host to 127.0.0.1"
         )
     for each in settings.models:
         yield from _unread_files(each)

@@ -2,13 +2,14 @@
 
     address   --url, else GATEWAY_URL, else host and port of the configuration
     key       --admin-key, else GATEWAY_KEY, else GATEWAY_ADMIN_KEY, the gateway's root key
+    TLS       GATEWAY_CLIENT_CERT, where server.tls.client_ca_file asks for a certificate
 
-Both variables may be set in .env. GATEWAY_KEY is not a setting: otherwise a gateway started in the
+The variables may be set in .env. GATEWAY_KEY is not a setting: otherwise a gateway started in the
 same shell would take an admin key of its store for its root key.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -17,15 +18,18 @@ import msgspec
 
 from app.cli.faults import fail
 from app.cli.output import printable
-from app.settings import ConfigError, load_server, variables
+from app.settings import ConfigError, TlsSettings, load_server, variables
 
 if TYPE_CHECKING:  # slow to import
+    import ssl
+
     import httpx
 
 TIMEOUT_S = 30.0
 T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_END_OF_CERTIFICATE = "-----END CERTIFICATE-----"
 _INVALID_URL = "--url must look like http://127.0.0.1:8000"
 
 
@@ -54,7 +58,7 @@ class GatewayClient:
 
         try:
             environment = variables()
-            url, self._hint = _find_url(url, environment, config)
+            url, self._hint, tls = _find_url(url, environment, config)
         except ConfigError as error:
             fail(*error.faults)
         if admin_key is None:
@@ -74,9 +78,12 @@ class GatewayClient:
             fail(_INVALID_URL)
         self._base = base
         self.address = f"{base.scheme}://{base.netloc.decode()}"  # without credentials
-        self.headers = {"authorization": f"Bearer {admin_key}"}
-        # A proxy of HTTP_PROXY would see the key in plain text, and has a loopback of its own.
-        self.trust_env = base.scheme == "https" or not _is_loopback(base.host)
+        self._options: dict[str, Any] = {
+            "headers": {"authorization": f"Bearer {admin_key}"},
+            # A proxy of HTTP_PROXY would see the key in plain text, and has a loopback of its own.
+            "trust_env": tls is None and (base.scheme == "https" or not _is_loopback(base.host)),
+            "verify": _verification(tls, environment.get("GATEWAY_CLIENT_CERT")),
+        }
 
     def url(self, path: str) -> "httpx.URL":
         """Return the URL of a path, which is already quoted."""
@@ -108,12 +115,17 @@ class GatewayClient:
 
         with self.transport_faults():
             return httpx.request(
-                method,
-                self.url(path),
-                headers=self.headers,
-                trust_env=self.trust_env,
-                **{"timeout": TIMEOUT_S, **options},
+                method, self.url(path), **self._options, **{"timeout": TIMEOUT_S, **options}
             )
+
+    def stream(
+        self, path: str, *, params: Mapping[str, Any], timeout: "httpx.Timeout"
+    ) -> "AbstractContextManager[httpx.Response]":
+        """Return the response of a GET request whose body is read as it arrives."""
+        import httpx
+
+        url = self.url(path)
+        return httpx.stream("GET", url, params=params, timeout=timeout, **self._options)
 
     def decode(self, response: "httpx.Response", kind: type[T]) -> T:
         """Return the decoded body of a response. Raises RequestRefused."""
@@ -149,20 +161,53 @@ class GatewayClient:
 
 def _find_url(
     url: str | None, environment: Mapping[str, str], config: Path | None
-) -> tuple[str, str]:
-    """Return the gateway's URL, and what to do if it does not answer. Raises ConfigError."""
+) -> tuple[str, str, TlsSettings | None]:
+    """Return the gateway's URL, what to do if it does not answer, and its TLS if known.
+
+    Raises ConfigError.
+    """
     if url is not None:
-        return url, ""
+        return url, "", None
     if (url := environment.get("GATEWAY_URL")) is not None:
-        return url, ""
+        return url, "", None
     server = load_server(config)
     if server is None:
         hint = "; there is no gateway.yaml here: name the gateway with --config, --url or "
-        return DEFAULT_URL, f"{hint}GATEWAY_URL"
+        return DEFAULT_URL, f"{hint}GATEWAY_URL", None
     if not server.port:
         raise ConfigError(["server.port is 0, a free port: name the address with --url"])
     hint = "; if the gateway has started with another port, give --url"
-    return f"http://{server.local_host}:{server.port}", hint
+    return f"{server.scheme}://{server.local_host}:{server.port}", hint, server.tls
+
+
+def _verification(tls: TlsSettings | None, client_cert: str | None) -> "ssl.SSLContext | bool":
+    """Return what verifies the gateway's certificate; True: the authorities of the system.
+
+    `tls` is that of a gateway on this machine: its own certificate is accepted and no other, since
+    it names another host. `client_cert` is a PEM file with what the gateway asks of its clients.
+    """
+    if tls is None and client_cert is None:
+        return True
+    import ssl
+
+    if tls is None:
+        context = ssl.create_default_context()
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            # The first of the file; the authority that follows has signed others' as well.
+            leaf, end, _ = tls.cert_file.read_text("ascii").partition(_END_OF_CERTIFICATE)
+            context.load_verify_locations(cadata=leaf + end)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            fail(f"server.tls.cert_file {tls.cert_file} cannot be read: {error}")
+    if client_cert is not None:
+        try:
+            context.load_cert_chain(client_cert)
+        except OSError as error:
+            fail(f"GATEWAY_CLIENT_CERT {client_cert} has no certificate with its key: {error}")
+    return context
 
 
 def _is_loopback(host: str) -> bool:

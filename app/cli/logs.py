@@ -34,13 +34,10 @@ def logs(
     with (
         refusal_faults(),
         gateway.transport_faults(),
-        httpx.stream(
-            "GET",
-            gateway.url(f"/admin/engines/{quote(engine, safe='')}/log"),
+        gateway.stream(
+            f"/admin/engines/{quote(engine, safe='')}/log",
             params={"lines": lines, "follow": follow},
-            headers=gateway.headers,
             timeout=timeout,
-            trust_env=gateway.trust_env,
         ) as response,
     ):
         if not response.is_success:

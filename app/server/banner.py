@@ -10,14 +10,14 @@ import threading
 from collections.abc import Iterator
 
 from app.application import Application
-from app.settings import LOOPBACK, Settings
+from app.settings import LOOPBACK, ServerSettings, Settings
 
 
 def banner(application: Application, port: int, key: str | None) -> str:
     """Return the ready banner: the URL, the models, the console, and a `curl` line to paste."""
     settings, models = application.settings, application.catalogue.models
-    url = f"http://{settings.server.local_host}:{port}"
-    lines = ["", f"vllm-gateway serves on {url}", *_exposure(settings.server.host), ""]
+    url = f"{settings.server.scheme}://{settings.server.local_host}:{port}"
+    lines = ["", f"vllm-gateway serves on {url}", *_exposure(settings.server), ""]
     for model in models:
         also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
         ready = f"{model.ready} of {len(model.replicas)} engines ready"
@@ -80,14 +80,17 @@ def _key_source(settings: Settings) -> str:
     return "one that `vllm-gateway keys create --name NAME` makes"
 
 
-def _exposure(host: str) -> Iterator[str]:
-    """Yield a warning if other machines can connect."""
+def _exposure(server: ServerSettings) -> Iterator[str]:
+    """Yield a warning if other machines can connect without TLS."""
+    host = server.host
+    if server.tls is not None:
+        return
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:
             return
     if host != "localhost":
         where = "all interfaces" if host in LOOPBACK else host
         yield (
-            f"listens on {where} over plain HTTP: put a TLS proxy in front, or set "
+            f"listens on {where} over plain HTTP: set server.tls, put a TLS proxy in front, or set "
             "server.host: 127.0.0.1"
         )

@@ -4,19 +4,25 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from app.application import Application
 from app.errors import GatewayError
-from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
+from app.server.certificate import Certificate
+from app.server.connection import (
+    ClientConnection,
+    ConnectionBounds,
+    PeerConnections,
+    TlsListener,
+)
 from app.server.listen import BACKLOG
 from app.settings import ServerSettings
 from app.telemetry import RequestRecord
 from app.telemetry.logs import new_id
-from app.telemetry.metrics import NO_ENDPOINT
+from app.telemetry.metrics import NO_ENDPOINT, Metrics
 
 # Connections of the metrics port: one Prometheus, and people who view the page.
 MAX_SCRAPERS = 64
@@ -60,8 +66,41 @@ class HttpServer(uvicorn.Server):
         return not self.server_state.connections and not self.server_state.tasks
 
 
-def gateway_server(application: Application) -> HttpServer:
-    """Return the server of the main port."""
+class HttpsServer(HttpServer):
+    """An HTTP server behind TLS."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        connection: type[ClientConnection],
+        certificate: Certificate,
+        metrics: Metrics,
+    ) -> None:
+        super().__init__(config, connection)
+        self._certificate = certificate
+        self._metrics = metrics
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        if self.started:
+            listeners = [self._listen(sock) for sock in sockets or ()]
+            self.servers = cast(list[asyncio.Server], listeners)  # uvicorn closes them
+
+    def _listen(self, sock: socket.socket) -> TlsListener:
+        connections = self.server_state.connections
+        failures = self._metrics.tls_handshake_failures
+        return TlsListener(
+            sock,
+            lambda: self._connection(self.config, self.server_state, self.lifespan.state),
+            lambda: self._certificate.context,
+            self._connection.bounds,
+            count_open=lambda: len(connections),
+            on_failure=lambda reason: failures.add((reason,)),
+        )
+
+
+def gateway_server(application: Application, certificate: Certificate | None = None) -> HttpServer:
+    """Return the server of the main port: of HTTPS, with a certificate."""
     settings = application.settings.server
     metrics, access = application.metrics, application.access
 
@@ -77,7 +116,13 @@ def gateway_server(application: Application) -> HttpServer:
             access.write(record, peer=self.peer)
 
     config = _config(application.asgi, Connection, settings, lifespan="on")
-    server = HttpServer(config, Connection)
+    if settings.tls is not None and settings.tls.hsts_s is not None:
+        config.headers.append(("strict-transport-security", f"max-age={settings.tls.hsts_s}"))
+    if certificate is None:
+        server = HttpServer(config, Connection)
+    else:
+        server = HttpsServer(config, Connection, certificate, metrics)
+        metrics.watch_certificate(lambda: certificate.expires.timestamp())
     connections = server.server_state.connections
     metrics.watch_connections(lambda: len(connections), settings.max_connections)
     return server

@@ -20,6 +20,7 @@ from app.errors import Conflict, InvalidConfiguration
 from app.fleet import STOP_GRACE_S
 from app.main import create_app
 from app.server.banner import banner, engine_failures, print_without_waiting, status_line
+from app.server.certificate import Certificate
 from app.server.database import other_database, prepare_database
 from app.server.handover import Predecessor, find_predecessor
 from app.server.http_server import HttpServer, gateway_server, metrics_server
@@ -61,6 +62,8 @@ def serve(
     with ExitStack() as stack:
         # First of all: the previous gateway serves while this one starts.
         predecessor = None if passed else stack.enter_context(find_predecessor(run_dir))
+        tls = settings.server.tls
+        certificate = Certificate(tls) if tls is not None else None
         made = prepare_database(settings)
         # Before the ports: the previous gateway serves on if the configuration is faulty.
         application = create_app(settings, launcher=launcher, source=source, output=output)
@@ -76,7 +79,7 @@ def serve(
         gc.set_threshold(10_000, 20, 100)
         gc.enable()  # the command `serve` has disabled it for the start
         application.waits_for_engines = ports.inherited
-        run = GatewayRun(application, ports, lock, manager)
+        run = GatewayRun(application, ports, lock, manager, certificate)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run.serve(predecessor, banner_key))
@@ -93,13 +96,15 @@ class GatewayRun:
         ports: Ports,
         lock: ExitStack,
         manager: ServiceManager | None,
+        certificate: Certificate | None,
     ) -> None:
         """`lock` holds the run directory."""
         self._application = application
         self._ports = ports
         self._lock = lock
         self._manager = manager
-        self._server = gateway_server(application)
+        self._certificate = certificate
+        self._server = gateway_server(application, certificate)
         self._metrics_server = metrics_server(application)
         self._stopping = asyncio.Event()
         self._reload_asked = asyncio.Event()
@@ -118,6 +123,9 @@ class GatewayRun:
                 scraping = asyncio.create_task(self._metrics_server.serve([metrics_sock]))
                 stack.push_async_callback(_exit, self._metrics_server, scraping)
             _start_task(stack, self._reload_when_asked())
+            if self._certificate is not None:
+                log.info("HTTPS with a certificate %s", self._certificate.describe())
+                _start_task(stack, self._certificate.watch())
             serving = asyncio.create_task(self._server.serve([sock]), name="serve")
             if predecessor is not None:
                 _start_task(stack, self._confirm(predecessor))

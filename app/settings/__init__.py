@@ -36,6 +36,7 @@ from app.settings.telemetry import (
     MetricsSettings,
     TracesSettings,
 )
+from app.settings.tls import TlsSettings
 
 __all__ = (
     "LOOPBACK",
@@ -65,6 +66,7 @@ __all__ = (
     "Settings",
     "Source",
     "StateSettings",
+    "TlsSettings",
     "TracesSettings",
     "UsageSettings",
     "WebhookFormat",

@@ -39,8 +39,12 @@ def anchor_settings(settings: Settings, directory: Path) -> Settings:
 
 
 def anchor_server(server: ServerSettings, directory: Path) -> ServerSettings:
-    """Return the section `server` with the path of its run directory."""
-    return server.model_copy(update={"run_dir": _below(directory, server.run_dir)})
+    """Return the section `server` with the paths of its run directory and its certificate."""
+    update: dict[str, Any] = {"run_dir": _below(directory, server.run_dir)}
+    if (tls := server.tls) is not None:
+        files = {name: _below(directory, file) for name, file in tls.files().items()}
+        update["tls"] = tls.model_copy(update=files)
+    return server.model_copy(update=update)
 
 
 def anchor_engine_paths(data: dict[str, Any], directory: Path) -> None:

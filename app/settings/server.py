@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from app.settings.tls import TlsSettings
 from engines.spec import SpecModel
 
 # Wildcard addresses, and the address that reaches each from the same machine.
@@ -17,9 +18,12 @@ class ServerSettings(SpecModel):
     host: str = Field(
         "127.0.0.1",
         description="Address to listen on. 0.0.0.0 accepts connections from other machines over "
-        "plain HTTP: put a TLS proxy in front.",
+        "plain HTTP: set server.tls, or put a TLS proxy in front.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
+    tls: TlsSettings | None = Field(
+        None, description="HTTPS by the gateway itself. Default: plain HTTP."
+    )
     max_body_bytes: int = Field(
         33554432,
         ge=1,
@@ -141,6 +145,11 @@ class ServerSettings(SpecModel):
         """Host of a URL that reaches the gateway from its own machine."""
         host = LOOPBACK.get(self.host, self.host)
         return f"[{host}]" if ":" in host else host
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of the gateway's URLs."""
+        return "http" if self.tls is None else "https"
 
     @model_validator(mode="after")
     def _check_body_memory(self) -> Self:

@@ -21,6 +21,7 @@ class PeerConnections:
     def __init__(self) -> None:
         # Only addresses with connections, so its size is bounded by their number.
         self._counts: dict[str, int] = {}
+        self.total = 0
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -31,10 +32,12 @@ class PeerConnections:
         if count >= limit:
             return False
         self._counts[address] = count + 1
+        self.total += 1
         return True
 
     def release(self, address: str) -> None:
         """Stop counting a connection that `admit` has counted."""
+        self.total -= 1
         left = self._counts[address] - 1
         if left:
             self._counts[address] = left

@@ -79,7 +79,7 @@ class ClientConnection(RequestParser):
         self.transport = transport
         self.flow = InputBuffer(transport, self.loop, self._parse_buffered)
         self.client = get_remote_addr(transport)
-        self.scheme = "http"
+        self.scheme = "https" if transport.get_extra_info("ssl_object") is not None else "http"
         peer = self.client[0] if self.client is not None else None
         if len(self.connections) > self.bounds.connections:
             self._refuse_connection("the gateway has too many connections; try again")
@@ -357,9 +357,13 @@ class ClientConnection(RequestParser):
         if cycle.response_complete and cycle.more_body:
             # It may read the response only after sending its body; the body's deadline stays.
             self._discard_input()
-            self.transport.write_eof()
+            self._end_output()
             return
         self._close()
+
+    def _end_output(self) -> None:
+        if self.transport.can_write_eof():  # TLS has no such end
+            self.transport.write_eof()
 
     def _close(self) -> None:
         self.transport.close()
@@ -428,5 +432,5 @@ class ClientConnection(RequestParser):
         else:
             self.on_refusal(error)
         self.transport.write(error_response(error))
-        self.transport.write_eof()
+        self._end_output()
         self._abort_later(LINGER_S)

@@ -313,6 +313,18 @@ class Metrics:
         "gateway_connections_limit",
         "Maximum number of client connections: server.max_connections.",
     ]
+    tls_certificate_expiry: Annotated[
+        Gauge,
+        "gateway_tls_certificate_expiry_timestamp_seconds",
+        "When the certificate of server.tls expires, as a Unix time.",
+    ]
+    tls_handshake_failures: Annotated[
+        Counter,
+        "gateway_tls_handshake_failures_total",
+        "TLS connections that ended before a request: refused, timeout, protocol, closed.",
+        ("reason",),
+        ("refused", "timeout", "protocol", "closed"),
+    ]
     event_loop_lag: Annotated[
         Gauge,
         "gateway_event_loop_lag_seconds",
@@ -483,6 +495,10 @@ class Metrics:
         """Export the open client connections and their maximum."""
         self.connections_limit.set((), limit)
         self.registry.before_scrape(lambda: self.connections.set((), count_open()))
+
+    def watch_certificate(self, read: Callable[[], float]) -> None:
+        """Export when the certificate expires; `read` returns a Unix time."""
+        self.registry.before_scrape(lambda: self.tls_certificate_expiry.set((), read()))
 
     def watch_spans(self, read: Callable[[], tuple[int, int]]) -> None:
         """Export the trace spans, counted in another thread; `read` returns exported, dropped."""

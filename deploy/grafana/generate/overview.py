@@ -283,6 +283,15 @@ def _capacity() -> Panels:
             steps=NEARLY_FULL,
         ),
         graph(
+            "Certificate",
+            "Time until the certificate of server.tls expires. Below two weeks: nothing renews it.",
+            "s",
+            ask(
+                f"{series('gateway_tls_certificate_expiry_timestamp_seconds')} - time()",
+                "{{instance}}",
+            ),
+        ),
+        graph(
             "Event loop lag",
             "Longest delay of a timer; every stream waits as long. Compare it with CPU usage.",
             "s",

@@ -14,6 +14,7 @@ from app.cli.check import without_password
 from engines.flags import check as flag_check
 from engines.flags.check import ParserUnavailable
 from tests.app.configuration import isolate
+from tests.certificates import make_identity
 from tests.e2e.deployment import COMMAND, environment
 from tests.engines.plan.checkpoints import published
 
@@ -21,8 +22,8 @@ REMOTE = {"kind": "remote", "url": "http://gpu-box:8000"}
 PROCESS = {"kind": "process", "model": "m"}
 LESS = {"prompt": 1.0, "cached": 0.1}
 PLAIN_HTTP = (
-    "note: the gateway speaks plain HTTP on 0.0.0.0, so keys can be read on the network: put a "
-    "TLS proxy in front, or set server.host to 127.0.0.1"
+    "note: the gateway speaks plain HTTP on 0.0.0.0, so keys can be read on the network: set "
+    "server.tls, put a TLS proxy in front, or set server.host to 127.0.0.1"
 )
 NOTE = (
     "note: cached tokens of demo-0 are counted only if the server runs with "
@@ -125,6 +126,16 @@ def test_plain_http_on_a_network_is_noted() -> None:
     data = {"models": [{"name": "demo", "engines": [REMOTE]}]}
     assert PLAIN_HTTP in shown({**data, "server": {"host": "0.0.0.0"}})
     assert PLAIN_HTTP not in shown(data)
+
+
+def test_certificate_is_loaded_and_its_end_is_shown(tmp_path: Path) -> None:
+    file = make_identity(days_left=-1).write(tmp_path / "gateway.pem")
+    tls = {"cert_file": str(file), "key_file": str(file)}
+    data = {"models": [{"name": "demo", "engines": [REMOTE]}]}
+    lines = shown({**data, "server": {"host": "0.0.0.0", "tls": tls}})
+    assert PLAIN_HTTP not in lines
+    assert any(line.startswith("listen on 0.0.0.0:8000 over TLS, ") for line in lines)
+    assert any(line.startswith(f"certificate {file} is EXPIRED since 20") for line in lines)
 
 
 def test_no_secret_is_shown() -> None:

@@ -1,6 +1,7 @@
 """The client of a running gateway: its address, its key and its faults."""
 
 import os
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from app.auth.key_format import id_of
 from app.cli.gateway_client import DEFAULT_URL, GatewayClient
 from tests.app.cli.gateway import KEY, FakeGateway, fault, run, serving
 from tests.app.configuration import GOOD, isolate
+from tests.certificates import make_identity
 from tests.e2e.deployment import COMMAND, environment
 from tests.gateway import free_port, remote
 from tests.waiting import poll_until
@@ -283,3 +285,48 @@ def test_deleted_admin_key_is_refused(fake_url: str, tmp_path: Path) -> None:
         [line] = refused.stderr.splitlines()
         assert "GATEWAY_ADMIN_KEY: holds a key of the key store (sk-gw-…)" in line
         assert variables["GATEWAY_KEY"] not in line
+
+
+class TestTls:
+    """A gateway that serves HTTPS on this machine, with a certificate for another name."""
+
+    IDENTITY = make_identity("gateway.example", address="192.0.2.1")
+
+    @pytest.fixture
+    def https(self, gateway: FakeGateway, tmp_path: Path) -> FakeGateway:
+        """The fake gateway over TLS, and the configuration that names its certificate."""
+        file = self.IDENTITY.write(tmp_path / "gateway.pem")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        gateway.socket = context.wrap_socket(gateway.socket, server_side=True)
+        tls = {"cert_file": str(file), "key_file": str(file)}
+        configure(host="127.0.0.1", port=gateway.server_port, tls=tls)
+        return gateway
+
+    @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+    def test_its_own_certificate_is_accepted(self, https: FakeGateway, words: list[str]) -> None:
+        assert run(*words).exit_code == 0
+        assert len(https.requests) == 1
+
+    def test_certificate_of_another_is_refused(self, https: FakeGateway, tmp_path: Path) -> None:
+        """Also one that the same authority has signed, whose certificate follows in the file."""
+        authority = make_identity("authority")
+        leaf = make_identity(issuer=authority)
+        (tmp_path / "gateway.pem").write_bytes(leaf.certificate_pem + authority.certificate_pem)
+        assert "certificate verify failed" in fault("status")
+        assert https.requests == []
+
+    def test_option_has_its_certificate_verified_by_name(self, https: FakeGateway) -> None:
+        assert "certificate verify failed" in fault(
+            "status", "--url", f"https://127.0.0.1:{https.server_port}"
+        )
+
+    def test_unreadable_certificate_is_named(self, https: FakeGateway, tmp_path: Path) -> None:
+        (tmp_path / "gateway.pem").write_text("hello")
+        assert fault("status").startswith(f"server.tls.cert_file {tmp_path}/gateway.pem cannot be")
+
+    def test_client_certificate_that_is_none_is_named(
+        self, https: FakeGateway, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_CLIENT_CERT", "absent.pem")
+        assert fault("status").startswith("GATEWAY_CLIENT_CERT absent.pem has no certificate")

@@ -1,24 +1,19 @@
 """Accepted and refused responses, and reuse of their connections."""
 
 import asyncio
-import datetime
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from engines.base import ConnectTimeout, EngineNotReady, EngineProtocolError, EngineRequest
 from engines.http import Address, Http1Client
 from engines.http.connection import MAX_HEAD_BYTES
 from engines.spec import Timeouts
+from tests.certificates import make_identity
 from tests.engines.http.exchanges import read_all
 
 GET = EngineRequest("GET", "/", (), b"")
@@ -73,26 +68,7 @@ async def serving(
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a certificate for 127.0.0.1 and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "engine")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), True
-        )
-        .sign(key, hashes.SHA256())
-    )
-    file = tmp_path_factory.mktemp("tls") / "engine.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    file.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
-    return file
+    return make_identity("engine").write(tmp_path_factory.mktemp("tls") / "engine.pem")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ ENDPOINTS = {
     path: Endpoint(path, metered=path not in UNMETERED)
     for path in (
         "/v1/chat/completions",
+        "/v1/chat/completions/batch",
         "/v1/completions",
         "/v1/embeddings",
         "/v1/responses",
@@ -37,6 +38,7 @@ ENDPOINTS = {
         "/score",
     )
 }
+TOKENIZER_INFO = Endpoint("/tokenizer_info", ("GET",), metered=False)
 STORED_RESPONSE = Endpoint("/v1/responses/{id}", ("GET",), names_model=False, metered=False)
 CANCEL_RESPONSE = Endpoint("/v1/responses/{id}/cancel", names_model=False, metered=False)
 RESPONSE_ID = "[A-Za-z0-9_-]{1,128}"
@@ -46,6 +48,8 @@ _RESPONSE = re.compile(f"/v1/responses/(?!compact$){RESPONSE_ID}(?P<cancel>/canc
 
 def endpoint_of(path: str) -> Endpoint | None:
     """Return the endpoint of a path, exactly as it stands, or None."""
+    if path == TOKENIZER_INFO.label:
+        return TOKENIZER_INFO
     endpoint = ENDPOINTS.get(path)
     if endpoint is None and (match := _RESPONSE.fullmatch(path)):
         return CANCEL_RESPONSE if match["cancel"] else STORED_RESPONSE

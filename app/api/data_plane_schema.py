@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from app.api.data_plane import CANCEL_RESPONSE, ENDPOINTS, RESPONSE_ID, STORED_RESPONSE
+from app.api.data_plane import (
+    CANCEL_RESPONSE,
+    ENDPOINTS,
+    RESPONSE_ID,
+    STORED_RESPONSE,
+    TOKENIZER_INFO,
+)
 from app.api.error_responses import (
     BODY,
     CLIENT,
@@ -77,6 +83,7 @@ class Shape:
 _STREAMED = (JSON, EVENTS)
 _SHAPES = {
     "/v1/chat/completions": Shape("Answer a conversation.", _STREAMED),
+    "/v1/chat/completions/batch": Shape("Answer several conversations, a choice for each."),
     "/v1/completions": Shape("Continue a text.", _STREAMED),
     "/v1/embeddings": Shape("Return embeddings of texts.", (JSON, BYTES)),
     "/v1/responses": Shape("Answer a conversation (OpenAI Responses).", _STREAMED),
@@ -92,6 +99,7 @@ _SHAPES = {
     "/classify": Shape("Return the class of each text."),
     "/rerank": Shape("The same as /v1/rerank."),
     "/score": Shape("The same as /v1/score."),
+    TOKENIZER_INFO.label: Shape("Return the tokenizer's configuration, with the chat template."),
     STORED_RESPONSE.label: Shape("Return a stored response.", _STREAMED),
     CANCEL_RESPONSE.label: Shape("Cancel a background response."),
 }
@@ -99,7 +107,7 @@ _SHAPES = {
 
 def dataplane_paths() -> dict[str, Any]:
     """Return the data plane's `paths`."""
-    endpoints = (*ENDPOINTS.values(), STORED_RESPONSE, CANCEL_RESPONSE)
+    endpoints = (*ENDPOINTS.values(), TOKENIZER_INFO, STORED_RESPONSE, CANCEL_RESPONSE)
     return {endpoint.label: dict(_operations(endpoint)) for endpoint in endpoints}
 
 
@@ -120,7 +128,9 @@ def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
             "operationId": "_".join((*words, method.lower())),
             "responses": {"200": success, **{str(status): one for status, one in errors.items()}},
         }
-        if endpoint.names_model:
+        if endpoint is TOKENIZER_INFO:
+            operation["parameters"] = [{"name": "model", "in": "query", "schema": _MODEL}]
+        elif endpoint.names_model:
             operation["requestBody"] = _body(shape)
         else:
             operation["parameters"] = list(_parameters(method))

@@ -19,7 +19,7 @@ from app.database import DatabaseBusy, DatabaseUnavailable, ValuesRejected
 log = logging.getLogger(__name__)
 
 # Paths for client keys that are not the data plane's.
-CLIENT_PATHS = frozenset({"/v1/models", "/v1/usage"})
+CLIENT_PATHS = frozenset({"/v1/models", "/v1/usage", "/version"})
 # Paths that agents try, with what they do instead.
 UNSERVED = {
     "/v1/responses/compact": "vLLM does not serve it; ask for a summary with POST /v1/responses"

@@ -1,5 +1,6 @@
-"""GET /v1/models and /v1/models/{id}, from memory: no engine is asked."""
+"""GET /v1/models, /v1/models/{id} and /version, from memory: no engine is asked."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ from app.api.admin_auth import Caller
 from app.api.client_key import ClientKey
 from app.api.error_responses import CLIENT, error_responses, rate_headers
 from app.api.llama_cpp import LlamaCppStatus
-from app.errors import ModelNotFound, RouteNotFound
+from app.errors import EngineUnavailable, ModelNotFound, RouteNotFound
 from app.routing import Catalogue, Model
+
+_NUMBER = re.compile("[0-9]+")
 
 
 def card(name: str, model: Model) -> dict[str, Any]:
@@ -27,6 +30,11 @@ def card(name: str, model: Model) -> dict[str, Any]:
     if model.max_model_len is not None:
         shown["max_model_len"] = model.max_model_len
     return shown
+
+
+def _age(version: str) -> list[int]:
+    """Return a version's numbers, which sort as the versions do."""
+    return [int(number[:9]) for number in _NUMBER.findall(version)]
 
 
 def models_router(
@@ -50,6 +58,25 @@ def models_router(
         names = catalogue.names()
         cards = [described(name, model) for name, model in names if principal.allows(model.name)]
         return {"object": "list", "data": cards}
+
+    @router.get(
+        "/version",
+        responses={
+            **error_responses(*CLIENT, EngineUnavailable),
+            200: {"headers": rate_headers()},
+        },
+    )
+    async def show_version(principal: Caller) -> dict[str, Any]:
+        """vLLM's version: that of each model the caller may use, and the oldest of them."""
+        versions = {
+            model.name: min(found, key=_age)
+            for model in catalogue.models
+            if principal.allows(model.name)
+            and (found := [v for r in model.replicas if (v := r.engine.facts.version)])
+        }
+        if not versions:
+            raise EngineUnavailable("no engine of your models has reported its version yet")
+        return {"version": min(versions.values(), key=_age), "models": versions}
 
     # A name may hold slashes, as Hugging Face's do.
     @router.get(

@@ -11,7 +11,7 @@ import msgspec
 from app.continuation import Recording
 from app.relay.reasoning_field import BothFieldsMeter
 from app.relay.request_context import RequestContext
-from app.request_body import ABSENT, CHAT, COMPLETIONS, BodyPlan, as_bool, is_form, is_json
+from app.request_body import ABSENT, BATCH, CHAT, COMPLETIONS, BodyPlan, as_bool, is_form, is_json
 from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 
@@ -24,6 +24,8 @@ PRIORITY_HEADER = b"x-vllm-priority"
 # Members that ask for logprobs, and values that do not.
 LOGPROBS = ("logprobs", "top_logprobs", "include")
 NO_LOGPROBS = (*ABSENT, b"false")
+# Endpoints whose responses have messages with a reasoning.
+_CHATS = (CHAT, BATCH)
 _SUFFIX_BYTES = 8
 _SUFFIXES_AT_ONCE = 512
 
@@ -59,7 +61,7 @@ class EngineCall(msgspec.Struct, frozen=True):
     def has_both_fields(self, endpoint: str) -> bool:
         """Return whether the client gets `reasoning_content` beside `reasoning`."""
         plan = self.plan
-        return plan is not None and plan.model.both_reasoning_fields and endpoint == CHAT
+        return plan is not None and plan.model.both_reasoning_fields and endpoint in _CHATS
 
     def meter(self, endpoint: str) -> StreamMeter:
         """Return a meter for the stream."""
@@ -117,7 +119,7 @@ def build_engine_request(
     exchange = request.exchange
     target, by_name = exchange.path, exchange.by_name
     # The path is on the allow-list, so it needs no quoting.
-    if exchange.query:
+    if exchange.query and not (request.endpoint.names_model and exchange.method == "GET"):
         target += "?" + exchange.query.decode("latin-1")
     headers = [(b"x-request-id", engine_id.encode())]
     # Of several content types the one by which the gateway parsed; vLLM would take another. What

@@ -8,9 +8,10 @@ before its body is parsed.
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from time import perf_counter
+from urllib.parse import parse_qs
 
 from app.asgi import ClientExchange
-from app.errors import BadRequest, GatewayError
+from app.errors import BadRequest, GatewayError, MissingModel
 from app.limits import LimitDecision, LimitRequest
 from app.relay.billing import Reservation
 from app.relay.body_reader import check_size, read_and_scan, read_if_small
@@ -53,7 +54,8 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
             with await _count_request(services, request):
                 await relay_stored_response(services, request)
             return
-        raw = exchange.take_body()
+        by_query = exchange.method == "GET"
+        raw = b"" if by_query else exchange.take_body()
         if raw is None:
             request.timeline.note_authenticated()
             raw = await read_if_small(exchange, services.bounds.body_bytes)
@@ -61,7 +63,10 @@ async def handle_request(services: RelayServices, request: RequestContext) -> No
             try:
                 request.bytes_in = size = len(raw)
                 check_size(size, services.bounds.body_bytes)
-                body = parse(exchange.by_name.get(b"content-type", b""), raw)
+                if by_query:
+                    body = ParsedBody(_model_in_query(services, request), b"", {})
+                else:
+                    body = parse(exchange.by_name.get(b"content-type", b""), raw)
                 plan = _plan_for_model(services, request, body)
             except GatewayError:
                 with await _count_request(services, request):
@@ -200,6 +205,21 @@ async def _charged_plan(
         else:
             body = await read_and_scan(request, raw, limit, memory, services.scan_turns)
         yield _plan_for_model(services, request, body)
+
+
+def _model_in_query(services: RelayServices, request: RequestContext) -> str:
+    """Return the model of a GET: what its query names, else the only one that the key may use.
+
+    Raises MissingModel.
+    """
+    named = parse_qs(request.exchange.query.decode("latin-1")).get("model", [])
+    if len(named) == 1:
+        return named[0]
+    allows = request.principal.allows
+    usable = [model.name for model in services.catalogue.models if allows(model.name)]
+    if named or len(usable) != 1:
+        raise MissingModel("name one model of /v1/models in the query: ?model=NAME")
+    return usable[0]
 
 
 def _is_quick(exchange: ClientExchange, raw: bytes) -> bool:

@@ -18,7 +18,7 @@ from app.request_body.body import (
 from app.request_body.body_memory import SMALL_BYTES, BodyMemory, BodyMemoryBounds, HeldBody
 from app.request_body.cache_salts import CacheSalts
 from app.request_body.content_coding import JsonText, decoder_of
-from app.request_body.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, RESPONSES, Endpoint
 from app.request_body.field_rules import FieldRuleCache
 from app.request_body.media_kinds import check_taken, media_kinds
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
@@ -28,6 +28,7 @@ from app.request_body.token_cost import reserved_tokens
 
 __all__ = [
     "ABSENT",
+    "BATCH",
     "CHAT",
     "COMPLETIONS",
     "RESPONSES",

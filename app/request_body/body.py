@@ -118,7 +118,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
         renamed = served_name != self.model
         members = self.members
         if not members:
-            if not renamed:
+            if not renamed or not self.raw:
                 return self.raw
             start, end = self.model_at
             return b"".join((self.raw[:start], served_name.encode(), self.raw[end:]))

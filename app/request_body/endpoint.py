@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 CHAT = "/v1/chat/completions"
+# Several conversations in one request; the response has a choice for each.
+BATCH = "/v1/chat/completions/batch"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
@@ -14,7 +16,7 @@ class Endpoint:
 
     label: str
     methods: tuple[str, ...] = ("POST",)
-    # False: the request names a stored response by its ID, not a model.
+    # By its body, a GET by its query. False: it names a stored response by its ID.
     names_model: bool = True
     # False: it generates no tokens; a part of the prompt's tokens counts against limits.
     metered: bool = True

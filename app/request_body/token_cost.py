@@ -6,13 +6,13 @@ so they reserve the longest prompt that the body can hold instead of the likely 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from app.errors import BadRequest
 from app.request_body.body import ParsedBody
-from app.request_body.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, RESPONSES, Endpoint
 from app.request_body.media_rules import NO_ADDRESSES, AddressedMedia
 from app.request_body.rewrite import (
     ABSENT,
@@ -52,6 +52,8 @@ SCORING = frozenset({"/v1/rerank", "/v1/score", "/rerank", "/score"})
 QUERIES = ("query", "queries", "data_1", "text_1")
 DOCUMENTS = ("documents", "items", "data_2", "text_2")
 SHARED = ("instruction", "chat_template", "chat_template_kwargs")
+# Members that vLLM renders into each conversation of a batch.
+BATCH_SHARED = ("documents", "chat_template", "chat_template_kwargs")
 # Members that may be lists of token IDs, or lists of such lists.
 _IDS = re.compile(rb"\[[ \t\r\n]*+(?:\[[ \t\r\n]*+)?[0-9]")
 ID_MEMBERS = ("prompt", "input")
@@ -125,7 +127,11 @@ def estimate_cost(
     prompts = choices = 1
     if endpoint == COMPLETIONS:
         prompts, default_output = _prompts(body), COMPLETIONS_OUTPUT
-    size = len(body.raw)
+    extra = 0
+    if endpoint == BATCH:
+        prompts = body.length_of("messages")
+        extra = (prompts - 1) * _bytes_of(body, BATCH_SHARED)
+    size = len(body.raw) + extra
     prompt = _likely_prompt(body, size, longest, prompts)
     stated = _stated_output(endpoint, fields, body, rewrite)
     output = stated if stated >= 0 else default_output
@@ -134,7 +140,7 @@ def estimate_cost(
             if name in members or name in changes:
                 choices = max(choices, _count(body, rewrite, name) or 1)
     length = longest or PLAUSIBLE_LENGTH
-    most_prompt = _longest_prompt(body, longest, prompts, _media_tokens(media))
+    most_prompt = _longest_prompt(body, longest, prompts, extra + _media_tokens(media))
     most_output = output if longest is None or output < longest else longest
     if longest is not None:
         # A prompt leaves less room for its only output. With several, each gets the full length:
@@ -189,7 +195,13 @@ def _repeated_bytes(body: ParsedBody) -> int:
     repeats = max(body.length_of(name) for name in DOCUMENTS) - 1
     # Several queries are paired with the documents, one query is joined to each.
     names = [name for name in QUERIES if name in members and body.length_of(name) == 1]
-    return repeats * sum(len(members[name]) for name in (*names, *SHARED) if name in members)
+    return repeats * _bytes_of(body, (*names, *SHARED))
+
+
+def _bytes_of(body: ParsedBody, names: Iterable[str]) -> int:
+    """Return the bytes of some members, as far as the body has them."""
+    members = body.members
+    return sum(len(members[name]) for name in names if name in members)
 
 
 def _likely_prompt(body: ParsedBody, size: int, longest: int | None, inputs: int) -> int:

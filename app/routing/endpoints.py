@@ -9,12 +9,13 @@ from functools import lru_cache
 
 _GENERATION = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-    "/v1/messages/count_tokens",
+    "/v1/messages/count_tokens", "/v1/chat/completions/batch",
 )  # fmt: skip
 _SPEECH = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _SCORES = ("/v1/rerank", "/v1/score", "/rerank", "/score")
-# Every engine with a tokenizer has these, whatever its model's tasks.
-_ALWAYS = ("/tokenize", "/detokenize")
+# Every engine with a tokenizer has these, whatever its model's tasks; the last one with the flag
+# --enable-tokenizer-info-endpoint.
+_ALWAYS = ("/tokenize", "/detokenize", "/tokenizer_info")
 # Task names of vLLM 0.7 to 0.33. Any output of a pooling model can be turned into scores.
 ENDPOINTS: dict[str, tuple[str, ...]] = {
     "generate": _GENERATION,
@@ -33,7 +34,9 @@ ENDPOINTS: dict[str, tuple[str, ...]] = {
     "render": (),
 }
 # Left out of error messages: second names, and paths of no use alone.
-_UNLISTED = frozenset({"/v1/messages/count_tokens", "/rerank", "/score", *_ALWAYS})
+_UNLISTED = frozenset(
+    {"/v1/messages/count_tokens", "/v1/chat/completions/batch", "/rerank", "/score", *_ALWAYS}
+)
 
 
 @lru_cache

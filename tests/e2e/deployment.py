@@ -45,7 +45,7 @@ _DEMO = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())["models"][0]
 ENGINE: dict[str, Any] = {
     **_DEMO,
     "model": str(MODEL),
-    "args": {**_DEMO["args"], "max-num-seqs": 16},
+    "args": {**_DEMO["args"], "max-num-seqs": 16, "enable-tokenizer-info-endpoint": True},
 }
 # With a process for each device, as on GPUs: its traces are more, and its start takes longer.
 ENGINE_WITH_WORKER: dict[str, Any] = {

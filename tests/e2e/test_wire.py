@@ -15,6 +15,9 @@ from tests.e2e.deployment import ADMIN_KEY, KEY, Deployment
 VOLATILE = re.compile(rb'"(id|created|created_at|request_id)":\s*("[^"]*"|\d+)')
 
 
+BATCH_PATH = "/v1/chat/completions/batch"
+
+
 def chat(question: str = "Hello!", **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     return {"model": "demo", "messages": messages, **fields}
@@ -116,6 +119,7 @@ PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
 )
 IMAGE = {"url": f"data:image/png;base64,{PIXEL}"}
+BATCHED = chat(messages=[chat()["messages"], chat("What is the factorial of 5?")["messages"]])
 SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", chat()),
     ("/v1/chat/completions", chat(stream=True)),
@@ -130,6 +134,9 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", chat(max_tokens=100)),
     ("/v1/messages", chat(max_tokens=100, stream=True)),
     ("/v1/messages/count_tokens", chat()),
+    (BATCH_PATH, BATCHED),
+    (BATCH_PATH, {**BATCHED, "max_tokens": 3, "logprobs": True}),
+    (BATCH_PATH, {**BATCHED, "n": 2}),
     ("/tokenize", {"model": "demo", "prompt": "Hello!"}),
     ("/detokenize", {"model": "demo", "tokens": [1, 2, 3]}),
 ]
@@ -161,6 +168,26 @@ def test_answer_is_the_engines_own_byte_for_byte(
         if bytes_of[0] == bytes_of[1]:
             return
     assert bytes_of[0] == bytes_of[1]
+
+
+def test_version_and_tokenizer_are_the_engines(gateway: Deployment) -> None:
+    with gateway.client() as through, gateway.engine() as direct:
+        version = direct.get("/version").json()["version"]
+        assert through.get("/version").json()["models"]["demo"] == version
+        ours = through.get("/tokenizer_info", params={"model": "demo"})
+        assert ours.status_code == 200
+        assert ours.json() == direct.get("/tokenizer_info").json()
+        assert "chat_template" in ours.json()
+
+
+def test_vllm_streams_no_batch_and_reports_only_its_last_chunk(gateway: Deployment) -> None:
+    """So the gateway refuses what would generate more than it bills."""
+    body = {**BATCHED, "stream": True}
+    with gateway.client() as through, gateway.engine() as direct:
+        whole = direct.post(BATCH_PATH, json=BATCHED).json()["usage"]
+        last = direct.post(BATCH_PATH, json=body).json()["usage"]
+        assert last["completion_tokens"] < whole["completion_tokens"]
+        assert through.post(BATCH_PATH, json=body).status_code == 400
 
 
 @pytest.mark.parametrize("body", REFUSED, ids=range(len(REFUSED)))

@@ -143,6 +143,15 @@ def chat_answer(reply: Reply, made: Generation) -> bytes:
     return _answer(reply, "chat.completion", choices, usage, **ending)
 
 
+def batch_answer(reply: Reply, made: Sequence[Generation]) -> bytes:
+    """Return the response to a batch of conversations: a choice for each."""
+    answers = [json.loads(chat_answer(reply, one)) for one in made]
+    choices = [{**one["choices"][0], "index": at} for at, one in enumerate(answers)]
+    names = ("prompt_tokens", "total_tokens", "completion_tokens")
+    usage = {name: sum(one["usage"][name] for one in answers) for name in names}
+    return json.dumps({**answers[0], "choices": choices, "usage": usage}).encode()
+
+
 def completion_answer(reply: Reply, made: Generation) -> bytes:
     """Return a whole completion."""
     choices = []

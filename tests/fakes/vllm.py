@@ -33,6 +33,7 @@ from tests.fakes.block_events import message_answer, message_events, response_ev
 from tests.fakes.completion_events import (
     CREATED,
     Reply,
+    batch_answer,
     chat_answer,
     chat_events,
     completion_answer,
@@ -43,7 +44,7 @@ from tests.fakes.faults import DEAD, DEAD_EVENT, HEAD_JSON, misbehave
 from tests.fakes.generation import Generation, generate
 from tests.fakes.stream_faults import StreamFault
 from tests.fakes.tokens import decode
-from tests.fakes.writing import Writing, embedded, writes
+from tests.fakes.writing import BATCH, Writing, embedded, writes
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -67,6 +68,7 @@ class Seen:
 # Routes that vLLM 0.32 registers only for the task of a model.
 ROUTES = {
     "/v1/chat/completions": "generate",
+    BATCH: "generate",
     "/v1/completions": "generate",
     "/v1/messages": "generate",
     "/v1/responses": "generate",
@@ -108,6 +110,8 @@ class Fake:
     fault: str | None = None
     # ok, or how GET /metrics goes wrong (`_metrics`).
     metrics: str = "ok"
+    # --enable-tokenizer-info-endpoint
+    tokenizer_info: bool = True
     # What its model is for; routes of other tasks are not there. None: all of them are.
     serves: tuple[str, ...] | None = None
     # Of answers of the fake's model (tests.fakes.generation): whether token ids are understood,
@@ -244,6 +248,11 @@ class Fake:
             return self._sleep_mode(request, writer)
         if path == "/version":
             return self.plain(writer, json.dumps({"version": self.version}).encode())
+        if path == "/tokenizer_info":
+            if not self.tokenizer_info:
+                return self.plain(writer, b'{"detail":"Not Found"}', 404)
+            info = {"tokenizer_class": "Fake", "chat_template": f"{{# {self.model} #}}"}
+            return self.plain(writer, json.dumps(info).encode())
         if path == "/v1/models":
             card: dict[str, Any] = {"id": self.model, "object": "model", "root": "/secret/path"}
             card["max_model_len"] = self.max_model_len
@@ -393,6 +402,8 @@ class Fake:
         if body.get("model") != self.model:
             error = {"message": "no such model", "type": "NotFoundError", "code": 404}
             return self.plain(writer, json.dumps({"error": error}).encode(), 404)
+        if path == BATCH:
+            return self._batch(request, body, writer)
         try:
             made = generate(path, body, self.max_model_len, knows_ids=self.knows_ids)
         except ValueError as error:
@@ -403,6 +414,21 @@ class Fake:
             whole = _WHOLE.get(path, chat_answer)
             return self.plain(writer, whole(reply, made))
         return await self._stream(request, self._events(path, reply, made, body), body, writer)
+
+    def _batch(self, request: Seen, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        """Answer several conversations, or refuse them as vLLM does."""
+        one_each, conversations = {**body, "n": 1}, body.get("messages") or [[]]
+        if not all(isinstance(one, list) for one in conversations):
+            return self.plain(writer, b'{"error":{"message":"no list","code":400}}', 400)
+        try:
+            made = [
+                generate(BATCH, {**one_each, "messages": one}, self.max_model_len, knows_ids=False)
+                for one in conversations
+            ]
+        except ValueError as error:
+            told = {"message": str(error), "type": "BadRequestError", "param": None, "code": 400}
+            return self.plain(writer, json.dumps({"error": told}).encode(), 400)
+        return self.plain(writer, batch_answer(self._reply(request, BATCH, body), made))
 
     def _reply(self, request: Seen, path: str, body: dict[str, Any]) -> Reply:
         one = (request.header("x-request-id") if self.names_ids else None) or "fake"

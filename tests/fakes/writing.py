@@ -5,10 +5,11 @@ A token is one character, so that its bytes do not give away more of it than a r
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+BATCH = "/v1/chat/completions/batch"
 PROMPT_TOKENS = 3
 # vLLM's default for completions. It reads null as that too; versions before 0.32 as no bound, which
 # is what is played here.
@@ -46,6 +47,16 @@ class _Chat(_Body):
     @property
     def wanted(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class _Batch(_Chat):
+    messages: list[Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
+    n: Literal[1] | None = 1
+    stream: Any = None  # it is accepted, and nothing streams
+
+    @property
+    def answers(self) -> int:
+        return len(self.messages)
 
 
 class _Completion(_Body):
@@ -95,6 +106,7 @@ class _Message(_Body):
 
 _BODIES: dict[str, type[_Body]] = {
     "/v1/chat/completions": _Chat,
+    BATCH: _Batch,
     "/v1/completions": _Completion,
     "/v1/responses": _Response,
     "/v1/messages": _Message,
@@ -112,7 +124,7 @@ class Writing:
             raise ValueError(str(error)) from None
         self._path = path
         self._tells = tells
-        self.stream = bool(read.stream)
+        self.stream = bool(read.stream) and path != BATCH
         room = longest - PROMPT_TOKENS
         self.each = room if read.wanted is None else min(read.wanted, room)
         self.answers = 1 if path in ("/v1/responses", "/v1/messages") else read.answers

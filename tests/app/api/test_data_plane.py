@@ -80,7 +80,7 @@ async def test_every_listed_path_reaches_the_engine(
 
 CONTROL = [
     "/sleep", "/wake_up", "/collective_rpc", "/pause", "/resume", "/reset_prefix_cache",
-    "/server_info", "/load", "/version", "/ping", "/invocations", "/v1/load_lora_adapter",
+    "/server_info", "/load", "/ping", "/invocations", "/v1/load_lora_adapter",
     "/start_profile", "/scale_elastic_ep", "/inference/v1/generate", "/abort_requests",
     "/update_weights", "/openapi.json", "/docs", "/redoc", "/v1/chat/completions/render",
 ]  # fmt: skip
@@ -210,13 +210,15 @@ async def test_unknown_method_on_our_own_routes_is_405(gateway: Gateway) -> None
         ({"x-api-key": "sk-wrong"}, "not valid"),
     ],
 )
-@pytest.mark.parametrize("path", [*ENDPOINTS, "/v1/models", "/v1/models/demo"])
+@pytest.mark.parametrize(
+    "path", [*ENDPOINTS, "/v1/models", "/v1/models/demo", "/version", "/tokenizer_info"]
+)
 async def test_request_without_a_good_key_is_401(
     gateway: Gateway, fake: Fake, path: str, headers: dict[str, str], said: str
 ) -> None:
     del gateway.client.headers["authorization"]
     before = len(fake.seen)
-    method = "GET" if path.startswith("/v1/models") else "POST"
+    method = "POST" if path in ENDPOINTS else "GET"
     response = await gateway.client.request(method, path, json={"model": "demo"}, headers=headers)
     assert response.status_code == 401
     error = response.json()["error"]
@@ -519,6 +521,8 @@ async def test_head_asks_for_a_key_where_get_does(gateway: Gateway) -> None:
         ("/v1/responses/resp_1", "GET, OPTIONS"),
         ("/v1/responses/resp_1/cancel", "POST, OPTIONS"),
         ("/v1/models", "GET, OPTIONS"),
+        ("/version", "GET, OPTIONS"),
+        ("/tokenizer_info", "GET, OPTIONS"),
         ("/health", "GET, OPTIONS"),
     ],
 )

@@ -251,6 +251,8 @@ async def test_every_data_plane_response_has_rate_headers(fake: Fake, tmp_path: 
             await gateway.client.get("/v1/models"),
             await gateway.client.get("/v1/models/demo"),
             await gateway.client.get("/v1/usage"),
+            await gateway.client.get("/version"),
+            await gateway.client.get("/tokenizer_info"),
             await gateway.client.get("/v1/responses/none"),
         ]
         while answers[-1].status_code != 429:

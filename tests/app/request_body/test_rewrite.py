@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from app.request_body.body import READ_NAMES, ParsedBody, parse
-from app.request_body.endpoint import CHAT, COMPLETIONS
+from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS
 from app.request_body.field_rules import FieldRules
 from app.request_body.rewrite import ConstantRewrite, Rewrite, as_bool, rewrite_body
 from app.routing import Bounds
@@ -23,12 +23,14 @@ GENERATING = (CHAT, COMPLETIONS)
 OUTPUT_FIELDS = [
     (CHAT, "max_tokens"),
     (CHAT, "max_completion_tokens"),
+    (BATCH, "max_tokens"),
+    (BATCH, "max_completion_tokens"),
     (COMPLETIONS, "max_tokens"),
     (RESPONSES, "max_output_tokens"),
     (MESSAGES, "max_tokens"),
 ]
 # Where none is given, the engine would take all that the model can.
-SET_WHERE_ABSENT = [(CHAT, "max_tokens"), (RESPONSES, "max_output_tokens")]
+SET_WHERE_ABSENT = [(CHAT, "max_tokens"), (BATCH, "max_tokens"), (RESPONSES, "max_output_tokens")]
 OTHER_ENDPOINTS = [
     "/v1/embeddings",
     "/v1/messages/count_tokens",

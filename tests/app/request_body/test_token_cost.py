@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.request_body.body import check_media, parse
-from app.request_body.endpoint import CHAT, COMPLETIONS
+from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS
 from app.request_body.field_rules import FieldRules
 from app.request_body.rewrite import COMPLETIONS_OUTPUT, Rewrite, rewrite_body
 from app.request_body.token_cost import IMAGE_TOKENS, MAX_COUNT, PLAUSIBLE_LENGTH, estimate_cost
@@ -46,6 +46,9 @@ def reserved(
         (CHAT, {"max_tokens": 0}, 0),
         (CHAT, {"max_tokens": -5, "n": -1}, 0),
         (CHAT, {"max_tokens": 50, "stream": True}, 50),
+        (BATCH, {"messages": [[{}], [{}], [{}]], "max_tokens": 50}, 150),
+        (BATCH, {"messages": [[{}], [{}]]}, 2 * UNSTATED),
+        (BATCH, {"messages": [[{}], [{}]], "max_completion_tokens": 60, "n": 9}, 120),
         (COMPLETIONS, {"prompt": "a"}, COMPLETIONS_OUTPUT),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 7}, 7),
         (COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 7}, 21),
@@ -142,6 +145,17 @@ def test_budget_of_audio_reserves_the_longest_that_a_few_bytes_hold(endpoint: st
     cost = estimate_cost(endpoint, read, Rewrite(), 448, UNSTATED)
     assert cost.tokens < 10
     assert cost.most_tokens == 6000  # ten minutes, ten tokens each second
+
+
+@pytest.mark.parametrize("name", ["documents", "chat_template_kwargs", "chat_template"])
+def test_what_a_batch_shares_costs_once_for_each_conversation(name: str) -> None:
+    shared = "x" * 4000
+    fields = {"model": "demo", "messages": [[{}]] * 10, "max_tokens": 1, name: shared}
+    body = parse(b"", msgspec.json.encode(fields))
+    cost = estimate_cost(BATCH, body, Rewrite(), 8192, UNSTATED)
+    assert cost.prompt >= 10 * len(shared) / 4
+    assert cost.most_prompt >= 10 * len(shared)
+    assert cost.plausible(Usage(10 * 8192, 10)) == Usage(10 * 8192, 10)
 
 
 def test_body_size_does_not_reduce_several_outputs() -> None:

@@ -6,8 +6,9 @@ and `budget_report` sum both up, and `StreamMeter` and `token_usage` read what e
 back. Alerts on budgets are in `app.usage.alerts`.
 """
 
+from app.usage.accounts import BudgetHolder, BudgetOwner
 from app.usage.budget_report import BudgetUse, budget_report
-from app.usage.budgets import BudgetHolder, BudgetOwner, BudgetReservation, Budgets
+from app.usage.budgets import BudgetReservation, Budgets
 from app.usage.clock_steps import ClockSteps
 from app.usage.ledger import Ledger
 from app.usage.load_minutes import LoadMinute, LoadMinutes

@@ -4,41 +4,31 @@ A budget is in tokens, where prompt tokens, cached or not, and completion tokens
 by the prices of the models. A request reserves the most that it can use, at the highest price of a
 prompt token, cached or not; its real usage replaces that at the end.
 
-Spending of this gateway counts at once; that of other gateways after the next read of the database,
-at most STALE_S and the delay of a batch later: by that much a budget can be overshot. While the
-database is down, keys in use continue with the last known sums.
-
 A request of a key whose owner has a budget too is reserved in both accounts or in neither, and so
 is a request in budgets of both kinds: between the first check and the last reservation nothing is
 awaited.
 """
 
-import asyncio
-import contextlib
-import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Self
 
-from sqlalchemy import Select, case, func, select
-
-from app.database import Database, DatabaseError
-from app.deadline import deadline
+from app.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
-from app.money import NANO
-from app.telemetry import EndedRequest, Tokens
+from app.telemetry import Tokens
+from app.usage.accounts import (
+    FORGET_S,
+    BudgetAccount,
+    BudgetAccounts,
+    BudgetKey,
+    SpendingListener,
+)
 from app.usage.ledger import Ledger
-from app.usage.records import MILLION, Price, batch_of, day_of, storable, tokens_of
+from app.usage.records import MILLION, Price, day_of, tokens_of
 from app.usage.spending import (
-    MEASURES,
-    BudgetSubject,
-    DatabaseSums,
     Measure,
     Period,
-    Spending,
     Words,
     elastic_share,
     exceeded_periods,
@@ -46,109 +36,9 @@ from app.usage.spending import (
     refusal,
     remaining,
 )
-from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
 
-log = logging.getLogger(__name__)
-
-# Age of the sums after which an account in use is read again in the background.
-REFRESH_S = 1.0
-# Age of the sums after which requests wait for that read, for up to WAIT_S.
-STALE_S = 2.0
-WAIT_S = 0.25
-# Maximum wait of an account's first request: the database's deadline, and a part of another.
-FIRST_WAIT_S = 3.0
-# Idle time after which an account is forgotten.
-FORGET_S = 60.0
 # Share at which a budget is nearly used up.
 NEARLY = 0.9
-# Accounts per statement.
-READ_BATCH = 500
-
-
-class BudgetHolder(Protocol):
-    """The budgets of a key or an owner, in tokens and in nano of the currency; None: no budget."""
-
-    @property
-    def daily_tokens(self) -> int | None: ...
-    @property
-    def monthly_tokens(self) -> int | None: ...
-    @property
-    def daily_cost_nano(self) -> int | None: ...
-    @property
-    def monthly_cost_nano(self) -> int | None: ...
-
-
-class BudgetOwner(BudgetHolder, Protocol):
-    """The owner of a key, whose budgets all its keys share."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def has_budget(self) -> bool: ...
-
-
-class BudgetKey(BudgetHolder, Protocol):
-    """A key, and its owner with a record."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def owner(self) -> BudgetOwner | None: ...
-
-
-class SpendingListener(Protocol):
-    """Receives events of accounts with a budget. Its methods return at once."""
-
-    def spent(self, account: "BudgetAccount", batch: int, day: str) -> None:
-        """An account spent something on a day, which is written with a batch."""
-
-    def refused(self, account: "BudgetAccount", measure: Measure, period: Period, day: str) -> None:
-        """A request was refused on a day because of earlier spending."""
-
-
-class BudgetAccount:
-    """The spending and the budgets of a key or an owner in use."""
-
-    __slots__ = (
-        "has_cost_budget", "holder", "name", "read_at", "reading", "spending", "subject", "used_at",
-    )  # fmt: skip
-
-    def __init__(self, subject: BudgetSubject, name: str, holder: BudgetHolder) -> None:
-        self.subject = subject
-        self.name = name
-        self.spending: dict[Measure, Spending] = {"tokens": Spending(), "cost": Spending()}
-        self.apply(holder)
-        self.used_at = 0.0
-        self.read_at = -math.inf
-        self.reading: asyncio.Future[None] | None = None  # done when a read ends, also if it fails
-
-    @property
-    def known(self) -> bool:
-        """True once the database has been read."""
-        return self.spending["tokens"].known
-
-    @property
-    def held(self) -> bool:
-        """True while something is reserved."""
-        return any(one.held for one in self.spending.values())
-
-    def apply(self, holder: BudgetHolder) -> None:
-        """Set the budgets, as of a use."""
-        self.holder = holder
-        self.has_cost_budget = self.budgets("cost") != (None, None)
-
-    def budgets(self, measure: Measure) -> tuple[int | None, int | None]:
-        """Return the daily and the monthly budget; None: there is none."""
-        holder = self.holder
-        if measure == "tokens":
-            return holder.daily_tokens, holder.monthly_tokens
-        return holder.daily_cost_nano, holder.monthly_cost_nano
-
-    def count(self, batch: int, day: str, usage: Tokens | None, price: Price | None) -> None:
-        """Count the usage of a request that is written with a batch."""
-        self.spending["tokens"].record(batch, day, tokens_of(usage))
-        if price is not None and usage is not None:
-            self.spending["cost"].record(batch, day, price.cost(usage))
 
 
 class BudgetReservation:
@@ -213,17 +103,10 @@ class Budgets:
         clock: Callable[[], float] = time.time,
         listener: SpendingListener | None = None,
     ) -> None:
-        self._database = database
+        self.accounts = BudgetAccounts(database, ledger, clock, listener)
         self._ledger = ledger
         self._clock = clock
         self._listener = listener
-        self._keys: dict[str, BudgetAccount] = {}
-        self._owners: dict[str, BudgetAccount] = {}
-        self._due: list[BudgetAccount] = []
-        self._reader: asyncio.Task[None] | None = None
-        self._failed_at = -math.inf  # when the database could not be read, since it last could
-        self._forgot_at = -math.inf
-        ledger.watch(self._on_record)
 
     async def reserve(
         self,
@@ -244,17 +127,7 @@ class Budgets:
         whose retry_after_s are whole seconds to the next UTC day or month (None if the budget
         itself is too small), and ServiceUnavailable if the key's spending could not be read.
         """
-        now = self._clock()
-        accounts: list[BudgetAccount] = []
-        owner = key.owner
-        shared = owner is not None and owner.has_budget
-        if not shared or _has_budget(key):
-            accounts.append(self._account(self._keys, "key", key.id, key, now))
-        if owner is not None and shared:
-            accounts.append(self._account(self._owners, "owner", owner.name, owner, now))
-        outdated = [one for one in accounts if not 0 <= now - one.read_at < REFRESH_S]
-        if outdated:
-            await self._refresh(outdated, now)
+        accounts = await self.accounts.use(key, self._clock())
         # From here on nothing is awaited: every account reserves, or none does.
         if not all(one.known for one in accounts):
             raise ServiceUnavailable("what this key has spent cannot be read now; try again")
@@ -355,7 +228,7 @@ class Budgets:
         now = self._clock()
         day = day_of(now)
         shares: dict[Period, list[float]] = {"day": [], "month": []}
-        for account in chain(self._keys.values(), self._owners.values()):
+        for account in self.accounts:
             if account.known and 0 <= now - account.used_at < FORGET_S:
                 for window, share in _used_shares(account, day):
                     shares[window].append(share)
@@ -364,156 +237,7 @@ class Budgets:
 
     async def close(self) -> None:
         """Cancel reads of the database."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait((self._reader,))
-
-    def _account(
-        self,
-        known: dict[str, BudgetAccount],
-        subject: BudgetSubject,
-        name: str,
-        holder: BudgetHolder,
-        now: float,
-    ) -> BudgetAccount:
-        """Return an account with its current budgets; a new one counts unwritten records."""
-        account = known.get(name)
-        new = account is None
-        if account is None:
-            self._forget_idle()
-            account = known[name] = BudgetAccount(subject, name, holder)
-            for batch, ended in self._ledger.unwritten():
-                record = ended.record
-                if (record.key_id if subject == "key" else record.owner) == name:
-                    price = self._ledger.price_of(record.model)
-                    account.count(batch, day_of(ended.ended_at), record.usage, price)
-        account.used_at = now
-        if account.holder is not holder:
-            account.apply(holder)
-        if new and self._listener is not None:
-            # An earlier process may have ended before its listener checked the account.
-            self._listener.spent(account, 0, day_of(now))
-        return account
-
-    def _on_record(self, batch: int, ended: EndedRequest) -> None:
-        record = ended.record
-        if record.usage is None:
-            return
-        if (key := self._keys.get(record.key_id)) is not None:
-            self._count(key, batch, ended)
-        if record.owner and (owner := self._owners.get(record.owner)) is not None:
-            self._count(owner, batch, ended)
-
-    def _count(self, account: BudgetAccount, batch: int, ended: EndedRequest) -> None:
-        day, record = day_of(ended.ended_at), ended.record
-        account.count(batch, day, record.usage, self._ledger.price_of(record.model))
-        if self._listener is not None:
-            self._listener.spent(account, batch, day)
-
-    def _forget_idle(self) -> None:
-        """Forget idle accounts, but not while the database is down: they could not be reloaded."""
-        now = self._clock()
-        if 0 <= now - self._forgot_at < FORGET_S or self._failed_at != -math.inf:
-            return
-        self._forgot_at = now
-        for accounts in (self._keys, self._owners):
-            for name, one in list(accounts.items()):
-                if not (0 <= now - one.used_at < FORGET_S or one.held or one.reading):
-                    del accounts[name]
-
-    # Sums of the database
-
-    async def _refresh(self, accounts: Iterable[BudgetAccount], now: float) -> None:
-        """Start reading accounts, and wait according to the age of their sums."""
-        failing = 0 <= now - self._failed_at < REFRESH_S
-        wait_s = 0.0
-        for account in accounts:
-            if account.reading is None:
-                if failing:
-                    continue
-                account.reading = asyncio.get_running_loop().create_future()
-                self._due.append(account)
-            if not account.known:
-                wait_s = FIRST_WAIT_S
-            elif not 0 <= now - account.read_at < STALE_S and self._failed_at == -math.inf:
-                wait_s = max(wait_s, WAIT_S)
-        if self._due and (self._reader is None or self._reader.done()):
-            self._reader = asyncio.create_task(self._read_due(), name="read budgets")
-        if wait_s:
-            waiting = [one.reading for one in accounts if one.reading is not None]
-            with contextlib.suppress(TimeoutError):
-                async with deadline(asyncio.get_running_loop().time() + wait_s):
-                    await asyncio.wait(waiting)
-
-    async def _read_due(self) -> None:
-        """Read all due accounts, many per statement."""
-        while self._due:
-            accounts, self._due = self._due[:READ_BATCH], self._due[READ_BATCH:]
-            now = self._clock()
-            try:
-                readings = await self._read(accounts, day_of(now))
-                for account, reading in zip(accounts, readings, strict=True):
-                    for measure in MEASURES:
-                        account.spending[measure].read(reading[measure])
-                    account.read_at = now
-            except Exception as error:  # the reader must not end silently
-                if self._failed_at == -math.inf:
-                    trace = None if isinstance(error, DatabaseError) else error
-                    message = "budgets not read, the last known sums apply: %s"
-                    log.warning(message, error, exc_info=trace)
-                self._failed_at = self._clock()
-            else:
-                if self._failed_at != -math.inf:
-                    self._failed_at = -math.inf
-                    log.info("budgets are read again")
-            finally:
-                for account in accounts:
-                    assert account.reading is not None
-                    account.reading.set_result(None)
-                    account.reading = None
-
-    async def _read(
-        self, accounts: Iterable[BudgetAccount], day: str
-    ) -> list[dict[Measure, DatabaseSums]]:
-        """Read the sums of each account. Raises DatabaseError."""
-        found: dict[tuple[BudgetSubject, str], dict[Measure, DatabaseSums]] = {}
-        for subject, (column, longest) in ACCOUNT_COLUMNS.items():
-            names = {storable(a.name, longest): a.name for a in accounts if a.subject == subject}
-            if not names:
-                continue
-            written = self._ledger.written
-            rows = await self._database.fetch(self._sums_query(column, names, day))
-            if rows and rows[0].newest is not None:
-                written = max(written, batch_of(rows[0].newest))
-            for name in names.values():
-                found[subject, name] = {one: DatabaseSums({}, written) for one in MEASURES}
-            for row in rows:
-                sums = found[subject, names[row[0]]]
-                sums["tokens"].days[row.of] = int(row.tokens)
-                sums["cost"].days[row.of] = int(row.cost_whole) * NANO + int(row.cost_part)
-        return [found[account.subject, account.name] for account in accounts]
-
-    def _sums_query(self, column: Any, names: Iterable[str], day: str) -> Select[Any]:
-        table, month = column.table, day[:7]
-        # Future days have sums of their own: midnight may be near.
-        days = case((table.c.day < day, f"{month}-00"), else_=table.c.day)
-        tokens = func.sum(table.c.prompt_tokens + table.c.completion_tokens).label("tokens")
-        return (
-            select(
-                column,
-                days.label("of"),
-                tokens,
-                *cost_sums(table.c.cost_nano),
-                self._ledger.newest_row().label("newest"),
-            )
-            .where(column.in_(list(names)), table.c.day >= f"{month}-01")
-            .group_by(column, "of")
-        )
-
-
-def _has_budget(key: BudgetKey) -> bool:
-    budgets = (key.daily_tokens, key.monthly_tokens, key.daily_cost_nano, key.monthly_cost_nano)
-    return any(one is not None for one in budgets)
+        await self.accounts.close()
 
 
 def _used_shares(account: BudgetAccount, day: str) -> Iterator[tuple[Period, float]]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from app.database import Database, DatabaseError
 from app.settings import AlertsSettings
 from app.telemetry.metrics import Metrics
+from app.usage.accounts import BudgetAccount
 from app.usage.alerts.message import Alert, message_of
 from app.usage.alerts.outbox import Outbox, Reached
-from app.usage.budgets import BudgetAccount
 from app.usage.spending import MEASURES, BudgetSubject, Measure, Period, Spent
 from app.usage.written_spending import written_spending
 from app.webhook import ATTEMPT_S, Webhook, pause_s

@@ -317,7 +317,7 @@ def leftovers(
         "leases": sum(replica.in_flight for replica in replicas),
         "exchanges with engines": sum(engine._client.in_flight for engine in engines),
         "slots": state.limiter._memory._busy,
-        "reserved in budgets": sum(key.held for key in state.budgets._keys.values()),
+        "reserved in budgets": sum(account.held for account in state.budgets.accounts),
         "bytes of bodies": state.body_memory.held,
         "owners of bodies": len(state.body_memory),
         "requests": len(state.in_flight),

@@ -11,7 +11,8 @@ from app.auth import Owner
 from app.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.settings import NO_LIMITS
-from app.usage.budgets import FORGET_S, REFRESH_S, STALE_S, Budgets
+from app.usage.accounts import FORGET_S, REFRESH_S, STALE_S
+from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.token_usage import Usage
 from tests.app.usage.records import Clock, Faulty, budgeted, ledger_for, record
@@ -513,7 +514,7 @@ class TestDatabaseDown:
     ) -> None:
         async with running(database, clock) as gateway:
             with monkeypatch.context() as patch:
-                patch.setattr(gateway.budgets, "_read", lambda *_: 1 / 0)
+                patch.setattr(gateway.budgets.accounts, "_read", lambda *_: 1 / 0)
                 for key_id in ("key-1", "key-2", "key-1"):
                     with pytest.raises(ServiceUnavailable, match="try again"):
                         await gateway.budgets.reserve(budgeted(key_id, 1000, None), 1)

@@ -9,7 +9,7 @@ from app.auth import Owner
 from app.errors import QuotaUsedUp
 from app.money import NANO
 from app.settings import NO_LIMITS, PriceSettings
-from app.usage.budgets import STALE_S
+from app.usage.accounts import STALE_S
 from app.usage.token_usage import Usage
 from tests.app.usage.records import Clock, Faulty, budgeted, record
 from tests.app.usage.test_budgets import Gateway, running

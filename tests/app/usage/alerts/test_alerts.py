@@ -15,10 +15,11 @@ from app.database.schema import budget_alerts
 from app.errors import QuotaUsedUp
 from app.settings import NO_LIMITS, AlertsSettings
 from app.telemetry.metrics import Metrics
+from app.usage.accounts import BudgetAccount
 from app.usage.alerts import Alerts
 from app.usage.alerts.alerts import MAX_WAITING
 from app.usage.alerts.outbox import LEASE_MS, RETENTION_MS
-from app.usage.budgets import BudgetAccount, Budgets
+from app.usage.budgets import Budgets
 from app.usage.token_usage import Usage
 from tests.app.usage.alerts.receiver import SECRET, Receiver
 from tests.app.usage.records import Clock, Faulty, budgeted, ledger_for, record, rows

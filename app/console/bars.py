@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from app.console.charts import HEIGHT, TOP, WIDTH, round_up
+from app.console.charts import HEIGHT, TOP, WIDTH, scale
 
 # The part of a day's width that its bar takes.
 _FILLED = 0.8
@@ -51,7 +51,7 @@ def bar_chart(
     """Return the chart of `series` numbers a day; days without numbers have no bar."""
     days = (last - first).days + 1
     values = {day: tuple(max(one, 0) for one in found) for day, found in by_day.items()}
-    top = round_up(max(map(sum, values.values()), default=0))
+    top, _ = scale(max(map(sum, values.values()), default=0), whole=True)
     step = WIDTH / days
     bars: list[Bar] = []
     for number in range(days):

@@ -1,7 +1,8 @@
 """Line charts as paths of SVG. Pure: numbers in, text out.
 
-A path is drawn in a box of WIDTH by HEIGHT units, which the page stretches to the width that it
-has; so labels are text beside it, and lines have a width in pixels (`vector-effect`).
+A path is drawn in a box of WIDTH by HEIGHT units. HEIGHT is in pixels; the page stretches the width
+to what it has. Grid, labels and marks are beside the paths, at percents of the width, so that
+nothing but the lines is stretched (`docs/decisions/0055-charts.md`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,9 +10,16 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10
 
 WIDTH = 360
-HEIGHT = 100
+HEIGHT = 160
 # Room for the width of a line at the top.
-TOP = 4
+TOP = 5
+# At most, between the base and the top of a scale, and between the ends of a time.
+_STEPS = 5
+_TIMES = 6
+# Distances of labels of time, in seconds.
+_TIME_STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10_800, 14_400, 21_600, 43_200, 86_400)
+# Percent of the width in which a label beside an end would be cut off.
+_MARGIN = 4.0
 
 # A moment and its value; None: there was none, and the line has a gap.
 Point = tuple[float, float | None]
@@ -29,32 +37,74 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines on one scale, from 0 to `top`."""
+    """Lines on one scale, from 0 to `top`, between two moments."""
 
     lines: tuple[Line, ...]
     top: float
+    # Distance of the lines of the grid.
+    step: float
+    # In seconds of the clock of the points; add `epoch` for those since 1970.
+    begin: float
+    end: float
+    epoch: float = 0.0
     width: int = WIDTH
     height: int = HEIGHT
 
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        """The values of the grid above the base, each with its y."""
+        values = (self.step * number for number in range(1, round(self.top / self.step) + 1))
+        return [(value, _y(value, self.top)) for value in values]
 
-def chart(series: Sequence[Sequence[Point]], start: float, end: float, gap: float) -> Chart:
+    @property
+    def times(self) -> list[tuple[float, float]]:
+        """Round moments since 1970, each with its place in percent of the width."""
+        begin, end = self.begin + self.epoch, self.end + self.epoch
+        fitting = (step for step in _TIME_STEPS if (end - begin) / step <= _TIMES)
+        step = next(fitting, _TIME_STEPS[-1])
+        first, last = ceil(begin / step), floor(end / step)
+        found = ((number * step, self.percent(number * step)) for number in range(first, last + 1))
+        return [(at, x) for at, x in found if _MARGIN <= x <= 100 - _MARGIN]
+
+    def percent(self, at: float) -> float:
+        """Return the place of a moment since 1970, in percent of the width."""
+        return 100 * (at - self.epoch - self.begin) / max(self.end - self.begin, 1e-9)
+
+
+def chart(
+    series: Sequence[Sequence[Point]],
+    begin: float,
+    end: float,
+    gap: float,
+    *,
+    epoch: float = 0.0,
+    whole: bool = False,
+) -> Chart:
     """Return the chart of some series between two moments.
 
-    Points further apart than `gap` are not connected. The scale ends at the next round number.
+    Points further apart than `gap` are not connected. Moments plus `epoch` are since 1970. The grid
+    of `whole` numbers has no fractions.
     """
     found = [value for points in series for _, value in points if value is not None]
-    top = round_up(max(found, default=0.0))
-    return Chart(tuple(_line(points, start, end, gap, top) for points in series), top)
+    top, step = scale(max(found, default=0.0), whole=whole)
+    lines = tuple(_line(points, begin, end, gap, top) for points in series)
+    return Chart(lines, top, step, begin, end, epoch)
 
 
-def round_up(value: float) -> float:
-    """Return the next 1, 2 or 5 times a power of ten; 1 for what is not positive or not finite."""
+def scale(value: float, *, whole: bool = False) -> tuple[float, float]:
+    """Return the end of a scale that has a value, and the step of its grid: round numbers.
+
+    The end is 1 for what is not positive or not finite.
+    """
     if not isfinite(value) or value < 1e-9:
-        return 1.0
-    power = 10.0 ** floor(log10(value))
-    # Floating point may put the power just above or below the value.
-    steps = (factor * power for factor in (0.5, 1, 2, 5, 10))
-    return next((step for step in steps if step >= value), float(ceil(value)))
+        return 1.0, 1.0
+    power = 10.0 ** (floor(log10(value)) - 1)
+    for factor in (1, 2, 2.5, 5, 10, 20, 25, 50):
+        step = max(factor * power, 1.0) if whole else factor * power
+        count = ceil(value / step - 1e-9)
+        if count <= _STEPS and (not whole or step == int(step)):
+            return count * step, step
+    return value, value
 
 
 def _line(points: Sequence[Point], start: float, end: float, gap: float, top: float) -> Line:
@@ -62,7 +112,7 @@ def _line(points: Sequence[Point], start: float, end: float, gap: float, top: fl
     area: list[str] = []
     for piece in _pieces(points, start, end, gap):
         places = [(_x(at, start, end), _y(value, top)) for at, value in piece]
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        drawn = " ".join(f"{x:.1f},{y:.2f}" for x, y in places)
         # A line without length is a dot, by its round ends.
         path.append(f"M{drawn}" if len(places) > 1 else f"M{drawn}h0")
         area.append(f"M{places[0][0]:.1f},{HEIGHT} {drawn} {places[-1][0]:.1f},{HEIGHT}Z")

@@ -13,6 +13,7 @@ from app.console.account_page import AccountPages, account_pages
 from app.console.configuration_page import configuration_pages
 from app.console.devices import MemoryReader
 from app.console.engines_page import engines_router, live_engines
+from app.console.events import EventLog
 from app.console.fleet_view import FleetViews, ModelRows, UnusedServers
 from app.console.guard import ConsoleGuard
 from app.console.history import History, Load
@@ -72,6 +73,7 @@ class Console:
     _views: FleetViews = field(init=False)
     _history: History = field(init=False)
     _memory: MemoryReader = field(init=False)
+    _events: EventLog = field(init=False)
     _drain: Drain = field(init=False)
     _sampling: list[asyncio.Task[None]] = field(init=False, default_factory=list)
 
@@ -88,6 +90,7 @@ class Console:
         )
         self._history = History(self.metrics, self._load)
         self._memory = MemoryReader(self.devices)
+        self._events = EventLog(self.catalogue)
         self._drain = Drain(self.draining, self.catalogue.changes)
 
     def _load(self) -> Load:
@@ -96,7 +99,7 @@ class Console:
     def routers(self) -> list[APIRouter]:
         """Return the routes of all pages."""
         renderer = self._renderer
-        overview = Overview(self._views, self._history, self._memory)
+        overview = Overview(self._views, self._history, self._memory, self._events)
         live: dict[str, LiveSource] = {
             "overview": live_overview(renderer, overview),
             "models": live_models(renderer, self._views),
@@ -152,6 +155,7 @@ class Console:
         self._sampling = [
             asyncio.create_task(self._history.run(), name="history of the console"),
             asyncio.create_task(recorder.run(), name="minutes of the console"),
+            asyncio.create_task(self._events.run(), name="events of the console"),
         ]
 
     async def aclose(self) -> None:

@@ -70,6 +70,11 @@ def moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def clock(seconds: float, day: bool = False) -> str:
+    """Return a moment, in seconds since 1970, as its hour or its day in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%d %b" if day else "%H:%M")
+
+
 def iso_moment(text: str | None) -> str:
     """Return a moment in ISO 8601 as date and time in UTC."""
     return "–" if text is None else moment(datetime.fromisoformat(text).timestamp())
@@ -95,5 +100,6 @@ FILTERS = {
     "iso_ago": iso_ago,
     "rfc3339": rfc3339,
     "moment": moment,
+    "clock": clock,
     "iso_moment": iso_moment,
 }

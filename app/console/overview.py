@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.console.charts import Chart, chart
 from app.console.devices import MemoryReader, device_memory, engine_memory
+from app.console.events import EventLog
 from app.console.fleet_view import EngineView, FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Reading, Sample, last_hour
 from app.console.live import LivePage, Regions, Render
@@ -20,6 +21,8 @@ from app.usage import LoadMinute, LoadMinutes
 
 # A reading may come late; two that are missing are a gap.
 GAP_S = 2.5 * INTERVAL_S
+# Span of the charts of a shorter time, of the readings in memory.
+SHORT_HOURS = "0.25"
 # Spans of the charts of stored minutes, in hours.
 STORED_HOURS = ("6", "24", "168")
 
@@ -27,10 +30,13 @@ STORED_HOURS = ("6", "24", "168")
 class Overview:
     """What the overview shows, as template contexts."""
 
-    def __init__(self, views: FleetViews, history: History, memory: MemoryReader) -> None:
+    def __init__(
+        self, views: FleetViews, history: History, memory: MemoryReader, events: EventLog
+    ) -> None:
         self._views = views
         self._history = history
         self._memory = memory
+        self.events = events
         # The newest charts, and the time of their last reading.
         self._drawn: tuple[float | None, Mapping[str, Chart]] = (None, {})
 
@@ -67,7 +73,7 @@ class Overview:
         drawn_for, charts = self._drawn
         at = readings[-1].at if readings else None
         if not charts or at != drawn_for:  # every ten seconds
-            charts = charts_of(last_hour(readings))
+            charts = charts_of(last_hour(readings), epoch=_epoch())
             self._drawn = at, charts
         return charts
 
@@ -77,19 +83,25 @@ def charts_of(
     end: float | None = None,
     span_s: float = SPAN_S,
     gap_s: float = GAP_S,
+    epoch: float = 0.0,
 ) -> dict[str, Chart]:
-    """Return the charts of the time before `end`, by name; None: of the last hour in samples."""
+    """Return the charts of the time before `end`, by name; None: before the last sample.
+
+    The times of samples, plus `epoch`, are seconds since 1970.
+    """
     if end is None:
         end = samples[-1].at if samples else 0.0
     begin = end - span_s
 
-    def draw(*reads: Callable[[Sample], float | None]) -> Chart:
+    def draw(*reads: Callable[[Sample], float | None], whole: bool = False) -> Chart:
         series = [[(sample.at, read(sample)) for sample in samples] for read in reads]
-        return chart(series, begin, end, gap_s)
+        return chart(series, begin, end, gap_s, epoch=epoch, whole=whole)
 
     return {
         "tokens": draw(lambda sample: sample.tokens_per_s),
-        "requests": draw(lambda sample: sample.in_flight, lambda sample: sample.waiting),
+        "requests": draw(
+            lambda sample: sample.in_flight, lambda sample: sample.waiting, whole=True
+        ),
         "ttft": draw(lambda sample: sample.ttft_p50, lambda sample: sample.ttft_p95),
         "errors": draw(lambda sample: sample.errors_per_min, lambda sample: sample.refused_per_min),
     }
@@ -102,7 +114,9 @@ def overview_router(renderer: Renderer, overview: Overview, minutes: LoadMinutes
     @router.get("/overview")
     async def show(request: Request, hours: str = "1") -> Response:
         parts, readings = overview.parts(), overview.readings()
-        span_h = int(hours) if hours in STORED_HOURS else 1
+        span_h: float = int(hours) if hours in STORED_HOURS else 1
+        if hours == SHORT_HOURS:
+            span_h = float(SHORT_HOURS)
         fault, stored, now = "", None, time.time()
         if span_h > 1:
             try:
@@ -114,14 +128,17 @@ def overview_router(renderer: Renderer, overview: Overview, minutes: LoadMinutes
             charts = last = overview.charts(readings)
             if stored is not None:
                 charts = stored_charts(stored, now, span_h * 3600)
+            elif span_h < 1:
+                charts = charts_of(last_hour(readings), span_s=span_h * 3600, epoch=_epoch())
             return renderer.page(
                 visitor_of(request),
                 "overview.html",
                 parts_of=parts,
                 figures=last,
                 charts=charts,
+                events=overview.events.since(now - span_h * 3600),
                 hours=span_h,
-                choices=("1", *STORED_HOURS),
+                choices=(SHORT_HOURS, "1", *STORED_HOURS),
                 fault=fault,
             )
 
@@ -146,12 +163,18 @@ def live_overview(renderer: Renderer, overview: Overview) -> LivePage:
 
     def collect() -> Render:
         parts, readings = overview.parts(), overview.readings()
+        events = overview.events.since(time.time() - SPAN_S)
 
         def render() -> Regions:
             regions = {name: macros[name](**values) for name, values in parts.items()}
             last = overview.charts(readings)
-            return {**regions, "figures": figures(last), "charts": charts(last)}
+            return {**regions, "figures": figures(last), "charts": charts(last, events)}
 
         return render
 
     return LivePage(collect)
+
+
+def _epoch() -> float:
+    """Return the wall time at which the clock of the readings was zero."""
+    return time.time() - time.monotonic()

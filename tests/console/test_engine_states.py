@@ -37,3 +37,7 @@ async def test_an_engine_is_seen_loading_until_it_is_ready_and_again_when_it_was
                 await expect(row).to_contain_text("starting")
                 loaded.touch()
                 await expect(row).to_contain_text("ready")
+                events = watched_page.page.locator(".events")
+                await expect(events.get_by_role("link")).to_have_text(
+                    ["engine demo-0 ready", "engine demo-0 failed", "engine demo-0 ready"]
+                )

@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.console.charts import HEIGHT, TOP, WIDTH, Point, chart, round_up
+from app.console.charts import HEIGHT, TOP, WIDTH, Point, chart, scale
 
 _VALUES = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 1e12))
 
@@ -29,14 +29,31 @@ def test_a_line_never_leaves_its_box(points: list[Point]) -> None:
 
 @given(st.floats(1e-6, 1e15))
 def test_the_scale_ends_at_a_round_number_that_is_not_much_larger(value: float) -> None:
-    top = round_up(value)
-    assert value <= top <= 2.5001 * value
-    lead = top / 10 ** math.floor(math.log10(top) + 1e-9)
-    assert min(abs(lead - round_number) for round_number in (1, 2, 5, 10)) < 1e-6
+    top, step = scale(value)
+    assert value * (1 - 1e-6) <= top <= 1.3334 * value
+    lead = step / 10 ** math.floor(math.log10(step) + 1e-9)
+    assert min(abs(lead - round_number) for round_number in (1, 2, 2.5, 5, 10)) < 1e-6
+    assert 1 <= round(top / step) <= 5
+
+
+@given(st.integers(1, 10**9))
+def test_the_grid_of_whole_numbers_has_no_fractions(value: int) -> None:
+    top, step = scale(value, whole=True)
+    assert value <= top <= max(1.3334 * value, value + 1)
+    assert (step == int(step), top == int(top)) == (True, True)
 
 
 def test_a_scale_without_values_ends_at_one() -> None:
-    assert [round_up(value) for value in (0.0, -3.0, math.inf, math.nan)] == [1.0] * 4
+    assert [scale(value)[0] for value in (0.0, -3.0, math.inf, math.nan)] == [1.0] * 4
+
+
+@given(st.floats(0, 2e9), st.sampled_from([900, 3600, 21_600, 86_400, 604_800]))
+def test_times_are_round_and_within_the_chart(epoch: float, span: int) -> None:
+    drawn = chart([[]], 50.0, 50.0 + span, 25, epoch=epoch)
+    places = [x for _, x in drawn.times]
+    assert 1 <= len(places) <= 7
+    assert places == sorted(places)
+    assert all(at % 60 == 0 and 4 <= x <= 96 for at, x in drawn.times)
 
 
 def test_time_without_a_value_is_a_gap() -> None:

@@ -113,10 +113,11 @@ async def test_overview_shows_the_hours_before_a_restart(fake: Fake, tmp_path: P
     async with serving_demo(tmp_path, fake.url) as gateway, visiting(gateway, ROOT_KEY) as admin:
         page = (await admin.get("/console/overview?hours=24")).text
         assert "1,234" in page
-        assert "24 h ago" in page
+        assert "in the last 24 h<" in page
         assert "1,234" not in (await admin.get("/console/overview")).text
         assert (await admin.get("/console/overview?hours=x")).status_code == 200
-        assert "60 min ago" in (await admin.get("/console/overview?hours=5")).text
+        assert "in the last 60 min" in (await admin.get("/console/overview?hours=5")).text
+        assert "in the last 15 min" in (await admin.get("/console/overview?hours=0.25")).text
 
 
 async def test_without_the_database_the_last_hour_is_shown(
@@ -129,4 +130,4 @@ async def test_without_the_database_the_last_hour_is_shown(
         monkeypatch.setattr(LoadMinutes, "read", down)
         page = (await admin.get("/console/overview?hours=24")).text
     assert "The database cannot be read now" in page
-    assert "60 min ago" in page
+    assert "in the last 60 min" in page

@@ -98,7 +98,7 @@ async def test_a_chart_has_a_title_and_a_description(admin: httpx.AsyncClient) -
         assert f'aria-labelledby="{name}-title {name}-desc"' in page
         assert f'<title id="{name}-title">' in page
         assert f'<desc id="{name}-desc">' in page
-    assert "60 min ago" in page
+    assert "in the last 60 min" in page
 
 
 async def test_memory_is_shown_by_engine_and_device(admin: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 from app.console import overview
 from app.console.charts import HEIGHT, WIDTH
 from app.console.devices import MemoryReader
+from app.console.events import EventLog
 from app.console.fleet_view import FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Load, Sample
 from app.console.overview import Overview, charts_of
@@ -62,7 +63,7 @@ def test_charts_are_made_once_for_each_reading() -> None:
         unused=list,
         gateways=lambda: None,
     )
-    page = Overview(views, history, MemoryReader(list))
+    page = Overview(views, history, MemoryReader(list), EventLog(Catalogue([])))
     history.read()
     first = page.charts(page.readings())
     assert page.charts(page.readings()) is first

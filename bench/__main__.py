@@ -3,7 +3,8 @@
     python -m bench [--quick] [--only PART]... [--noise] [--before TREE]
 
 `--only proxies` puts load on the gateway and vllm-router alone and takes about seven minutes.
-`--only bytecodes` counts what a request runs, without a clock. `--noise` compares two processes of
+`--only bytecodes` counts what a request runs, without a clock; `--only ledger` measures what its
+row costs. `--noise` compares two processes of
 the same build, `--before` this checkout with an earlier one. A whole run writes bench/RESULTS.md,
 any other run .bench/RESULTS.md.
 """
@@ -20,7 +21,17 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import bytecodes, disturbances, machine, memory, noisy_neighbor, real, restart, rounds
+from bench import (
+    bytecodes,
+    disturbances,
+    ledger,
+    machine,
+    memory,
+    noisy_neighbor,
+    real,
+    restart,
+    rounds,
+)
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
 from bench.continuation import SECTIONS
@@ -30,7 +41,16 @@ from bench.samples import Sample, Samples
 from bench.terminal import show
 
 PROXIES = ("streams", "plain")
-PARTS = (*PROXIES, LITELLM, "stall", memory.PART, disturbances.PART, bytecodes.PART, "real")
+PARTS = (
+    *PROXIES,
+    LITELLM,
+    "stall",
+    memory.PART,
+    disturbances.PART,
+    bytecodes.PART,
+    ledger.PART,
+    "real",
+)
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak`, `make chaos`, `make continuation` and `bench.restart`; a run of the
 # benchmarks keeps them.
@@ -93,13 +113,16 @@ def main() -> None:
             if disturbances.PART in parts
             else ()
         )
-        counted = bytecodes.measure() if bytecodes.PART in parts else None
+        others: list[Table] = []
+        if bytecodes.PART in parts:
+            others.append(bytecodes.measure())
+        if ledger.PART in parts:
+            say("the ledger")
+            others.append(ledger.measure(quick=options.quick))
     whole = not options.quick and before is None and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
-    made = list(tables(results, disturbances.Disturbances(disturbed)))
-    if counted is not None:
-        made.append(counted)
+    made = [*tables(results, disturbances.Disturbances(disturbed)), *others]
     failed = [f"{count} of {reason}" for reason, count in results.failures().items()]
     heading = (
         f"# Results of the benchmarks\n\nWritten by `{_command(options)}`; the "

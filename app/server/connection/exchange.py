@@ -317,6 +317,11 @@ class HttpExchange:
             if size > BUFFERED_BYTES:
                 self._connection.flow.pause_reading()
 
+    def set_body(self, body: bytes) -> None:
+        """Set the whole body, which has arrived with the headers."""
+        self.more_body = False
+        self._body.append(body)
+
     def wake_reader(self) -> None:
         """Resume the task if it waits for the body and some has arrived."""
         reader = self._reader

@@ -22,6 +22,7 @@ from app.server.connection.asgi_transport import AsgiTransport, error_response, 
 from app.server.connection.bounds import ConnectionBounds, PeerConnections
 from app.server.connection.exchange import HttpExchange
 from app.server.connection.input_buffer import InputBuffer
+from app.server.connection.known_head import HeaderList, KnownHead
 from app.server.connection.receive_deadline import ReceiveDeadline
 from app.server.connection.request_parser import BODY, IDLE, Phase, RequestParser
 
@@ -41,6 +42,8 @@ STALL_SLACK_S = 1.0
 # Seconds for which a refused client may go on sending before it is disconnected. Closing at once
 # would reset the connection, and the client might see the reset instead of the response.
 LINGER_S = 2.0
+# A client whose head still changes after so many requests has a head for each.
+MAX_PARSED_HEADS = 5
 # Seconds for which a server that closes its connections keeps an idle one: its client may have sent
 # a request that is still on the way.
 LAST_IDLE_S = 1.0
@@ -67,6 +70,8 @@ class ClientConnection(RequestParser):
         self._running: HttpExchange | RequestResponseCycle | None = None
         # A request of the data plane whose task starts when the parser has returned.
         self._unstarted: HttpExchange | None = None
+        self._known_head: KnownHead | None = None
+        self._parsed_heads = 0
 
     def on_refusal(self, error: GatewayError) -> None:
         """Record a request that is refused here and reaches no application."""
@@ -119,8 +124,13 @@ class ClientConnection(RequestParser):
         return self.server_state.default_headers
 
     def data_received(self, data: bytes) -> None:
-        if not self._discarding:
+        if self._discarding:
+            return
+        known = self._known_head
+        if known is None or self._phase is not IDLE or self._busy or self.flow.unparsed:
             self._parse(self.flow.take() + data if self.flow.unparsed else data)
+        elif (found := known.read(data)) is None or not self._accept_known(known, *found):
+            self._parse(data)
 
     def _parse_buffered(self) -> None:
         """Parse what the buffer holds, if anything, and resume reading."""
@@ -150,6 +160,8 @@ class ClientConnection(RequestParser):
             flow.keep(data[start:])
         if data or self._phase is not IDLE:
             self._update_deadline(phase_before)
+        if self._unstarted is not None and start == size and phase_before is self._phase is IDLE:
+            self._keep_head(data, self._unstarted)
         self._start_or_wake()
 
     def _feed_slices(self, data: bytes) -> int:
@@ -233,6 +245,35 @@ class ClientConnection(RequestParser):
             self.pipeline.appendleft((self.cycle, self.app))
         else:
             self._running = self._unstarted = exchange
+
+    def _keep_head(self, data: bytes, exchange: HttpExchange) -> None:
+        """Keep the head of a request that is all of `data`, to read the next one by."""
+        if self.pipeline or exchange.version_1_0 or not exchange.keep_alive:
+            return
+        self._parsed_heads += 1
+        if 1 < self._parsed_heads <= MAX_PARSED_HEADS:  # not of a connection with one request
+            self._known_head = KnownHead.of(
+                data, exchange.method, exchange.path, exchange.query, exchange.headers
+            )
+
+    def _accept_known(self, head: KnownHead, headers: HeaderList, body: bytes) -> bool:
+        """Start a whole request that has the head of the previous one.
+
+        Returns False for one that belongs to the ASGI application by now.
+        """
+        assert self.dispatcher is not None
+        handler = self.dispatcher.find_handler(head.method, head.path, headers)
+        if handler is None:
+            return False
+        exchange = HttpExchange(self, handler, head.method, head.path, head.query, headers)
+        exchange.set_body(body)
+        if self.finishing:
+            exchange.keep_alive = False
+        self.cycle = exchange  # type: ignore[assignment]
+        self._running = exchange
+        self._deadline.due = inf  # the client waits
+        self._start_exchange(exchange)
+        return True
 
     def _start_exchange(self, exchange: HttpExchange) -> None:
         """Start the task of an exchange unless the client has disconnected."""

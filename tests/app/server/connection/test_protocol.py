@@ -998,3 +998,25 @@ async def test_head_of_a_stream_leaves_before_its_first_byte(gateway: Gateway) -
     async with connected(gateway) as client:
         client.send(request(asking(stream=True, fake="stall:0")))
         assert b" 200 " in await client.until(b"\r\n\r\n")
+
+
+async def test_requests_on_one_connection_have_their_own_bodies_and_headers(
+    gateway: Gateway, fake: Fake
+) -> None:
+    """Whether the parser reads them, or the head of the previous one: alone, in parts, several."""
+    bodies = [asking(prompt="a", max_tokens=number) for number in (1, 1, 1, 20, 300, 4, 5)]
+    async with connected(gateway) as client:
+        for body in bodies:
+            client.send(request(body))
+            assert (await client.answer()).status == 200
+        client.send(request(bodies[0])[:-5])
+        await asyncio.sleep(0.01)
+        client.send(request(bodies[0])[-5:] + request(bodies[1]) * 2)
+        assert [(await client.answer()).status for _ in range(3)] == [200] * 3
+        client.send(request(bodies[0]).replace(KEY_LINE, KEY_LINE[:-1] + b"-"))
+        assert (await client.answer()).status == 401
+        client.send(request(bodies[0]))
+        assert (await client.answer()).status == 200
+
+    seen = [json.loads(body)["max_tokens"] for body in posts(fake)]
+    assert seen == [1, 1, 1, 20, 300, 4, 5, 1, 1, 1, 1]

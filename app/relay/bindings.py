@@ -18,6 +18,7 @@ from app.request_body import (
     ConstantRewrite,
     Endpoint,
     FieldRuleCache,
+    UsualCost,
 )
 from app.routing import Catalogue, Model
 from app.telemetry.metrics import Buckets, Metrics
@@ -124,4 +125,5 @@ class Bindings:
             bounds.default_output_tokens,
             model.max_model_len,
             ConstantRewrite.of(endpoint.label, model.bounds, fields, salt),
+            UsualCost.of(endpoint.label, model.max_model_len, bounds.default_output_tokens),
         )

@@ -11,7 +11,17 @@ import msgspec
 from app.continuation import Recording
 from app.relay.reasoning_field import BothFieldsMeter
 from app.relay.request_context import RequestContext
-from app.request_body import ABSENT, BATCH, CHAT, COMPLETIONS, BodyPlan, as_bool, is_form, is_json
+from app.request_body import (
+    ABSENT,
+    BATCH,
+    CHAT,
+    COMPLETIONS,
+    JSON,
+    BodyPlan,
+    as_bool,
+    is_form,
+    is_json,
+)
 from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 
@@ -125,8 +135,8 @@ def build_engine_request(
     # Of several content types the one by which the gateway parsed; vLLM would take another. What
     # is no form was parsed as JSON: `curl -d` calls it a form of another kind.
     content_type = by_name.get(b"content-type", b"")
-    if body and not is_json(content_type) and not is_form(content_type):
-        content_type = b"application/json"
+    if body and not (is_json(content_type) or is_form(content_type)):
+        content_type = JSON
     if content_type:
         headers.append((b"content-type", content_type))
     trace_headers = request.timeline.trace_headers()

@@ -7,6 +7,7 @@ for one model what changes in the body (`rewrite`, `field_rules`, `cache_salts`,
 """
 
 from app.request_body.body import (
+    JSON,
     SLICE_BYTES,
     BodyScan,
     ParsedBody,
@@ -24,13 +25,14 @@ from app.request_body.media_kinds import check_taken, media_kinds
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
 from app.request_body.rewrite import ABSENT, ConstantRewrite, as_bool
-from app.request_body.token_cost import reserved_tokens
+from app.request_body.token_cost import UsualCost, reserved_tokens
 
 __all__ = [
     "ABSENT",
     "BATCH",
     "CHAT",
     "COMPLETIONS",
+    "JSON",
     "RESPONSES",
     "SLICE_BYTES",
     "SMALL_BYTES",
@@ -46,6 +48,7 @@ __all__ = [
     "HeldBody",
     "JsonText",
     "ParsedBody",
+    "UsualCost",
     "as_bool",
     "check_taken",
     "decoder_of",

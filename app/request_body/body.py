@@ -45,6 +45,7 @@ QUICK_BYTES = 128 * 1024
 QUICK_COUNT = 4096  # of quotes and of brackets; of commas twice as many
 SLICE_BYTES = 32 * 1024
 
+JSON = b"application/json"
 JSON_BOUNDS = JsonBounds()
 FORM_BOUNDS = FormBounds()
 # A form field longer than this is no model's name.
@@ -171,9 +172,7 @@ def is_form(content_type: bytes) -> bool:
 
 def is_json(content_type: bytes) -> bool:
     """Return whether a content type says JSON in the form that vLLM accepts."""
-    return content_type == b"application/json" or (
-        content_type.partition(b";")[0].lower() == b"application/json"
-    )
+    return content_type == JSON or content_type.partition(b";")[0].lower() == JSON
 
 
 def parse(content_type: bytes, raw: bytes) -> ParsedBody:

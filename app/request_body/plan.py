@@ -6,6 +6,7 @@ from app.errors import OutputTooLong
 from app.request_body.body import ParsedBody, check_media
 from app.request_body.endpoint import MESSAGES, RESPONSES
 from app.request_body.field_rules import FieldRules
+from app.request_body.media_rules import NO_ADDRESSES
 from app.request_body.response_storage import restrict_storage
 from app.request_body.rewrite import (
     OUTPUT_FIELDS,
@@ -16,7 +17,13 @@ from app.request_body.rewrite import (
     has_output_limit,
     rewrite_body,
 )
-from app.request_body.token_cost import Cost, check_inputs, check_sequences, estimate_cost
+from app.request_body.token_cost import (
+    Cost,
+    UsualCost,
+    check_inputs,
+    check_sequences,
+    estimate_cost,
+)
 from app.routing import Model
 
 
@@ -32,6 +39,8 @@ class BodyRules(msgspec.Struct, frozen=True):
     longest: int | None
     # The rewrite of most bodies of an endpoint; None: each has its own.
     constant: ConstantRewrite | None = None
+    # The cost of most bodies of an endpoint; None: each has its own.
+    usual_cost: UsualCost | None = None
     # Tokens that a budget leaves for each answer of a request without an output limit.
     output_bound: int | None = None
 
@@ -95,11 +104,16 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
         uuids=model.isolation == "none",
         anthropic=label.startswith(MESSAGES),
     )
-    cost = estimate_cost(label, body, rewrite, rules.longest, rules.default_output, media)
-    if model.bounds.sequences is not None:
-        check_sequences(cost.answers, model.bounds.sequences)
-    if label not in OUTPUT_FIELDS:
-        check_inputs(body, model.bounds.inputs)
+    usual = rules.usual_cost
+    cost = None
+    if usual is not None and media == NO_ADDRESSES:
+        cost = usual.estimate(body, rewrite)
+    if cost is None:
+        cost = estimate_cost(label, body, rewrite, rules.longest, rules.default_output, media)
+        if model.bounds.sequences is not None:
+            check_sequences(cost.answers, model.bounds.sequences)
+        if label not in OUTPUT_FIELDS:
+            check_inputs(body, model.bounds.inputs)
     if rules.output_bound is not None:
         bounded = bounded_output(label, body.members, rewrite.changes, rules.output_bound)
         rewrite = rewrite.changed(bounded)

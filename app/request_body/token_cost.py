@@ -7,12 +7,13 @@ so they reserve the longest prompt that the body can hold instead of the likely 
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 
 from app.errors import BadRequest
 from app.request_body.body import ParsedBody
-from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from app.request_body.media_rules import NO_ADDRESSES, AddressedMedia
 from app.request_body.rewrite import (
     ABSENT,
@@ -24,7 +25,7 @@ from app.request_body.rewrite import (
     Rewrite,
     has_output_limit,
 )
-from app.usage import TOKENS_PER_SECOND, Usage, estimate_prompt
+from app.usage import BYTES_PER_TOKEN, TOKENS_PER_SECOND, Usage, estimate_prompt
 
 # More than any engine generates, and exact as a float.
 MAX_COUNT = 2**24
@@ -59,11 +60,16 @@ _IDS = re.compile(rb"\[[ \t\r\n]*+(?:\[[ \t\r\n]*+)?[0-9]")
 ID_MEMBERS = ("prompt", "input")
 # Endpoints whose requests may ask for several choices.
 CHOOSING = (CHAT, COMPLETIONS)
+# Members, and members that a rewrite has set, for which a request costs what few do.
+_UNUSUAL = frozenset({*CHOICES, *ID_MEMBERS, EMBEDDINGS})
+_UNUSUAL_CHANGES = _UNUSUAL | {name for fields in OUTPUT_FIELDS.values() for name in fields}
 
 _NULL = ord("n")
 PREVIOUS = "previous_response_id"
 
 _number = msgspec.json.Decoder(int | float | str | None)
+# As most clients write a limit.
+_whole_number = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)])
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +110,52 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
             completion=completion,
             cached=min(usage.cached, prompt),
             reasoning=min(usage.reasoning, completion),
+        )
+
+
+class UsualCost(msgspec.Struct, frozen=True):
+    """Estimates most requests, of one prompt and one answer of text, from what is known before."""
+
+    output_fields: tuple[str, ...]
+    longest: int | None
+    default_output: int
+
+    @classmethod
+    def of(cls, endpoint: str, longest: int | None, default_output: int) -> "UsualCost | None":
+        """Return the estimator of an endpoint; None: each request needs `estimate_cost`."""
+        if endpoint not in (CHAT, MESSAGES):
+            return None
+        return cls(OUTPUT_FIELDS[endpoint], longest, default_output)
+
+    def estimate(self, body: ParsedBody, rewrite: Rewrite) -> Cost | None:
+        """Return what `estimate_cost` returns; None for a request that is not like most."""
+        members, longest = body.members, self.longest
+        if rewrite.dropped or not (
+            _UNUSUAL.isdisjoint(members) and _UNUSUAL_CHANGES.isdisjoint(rewrite.changes)
+        ):
+            return None
+        stated = 0
+        for name in self.output_fields:
+            if name in members:
+                try:
+                    number = _whole_number.decode(members[name])
+                except msgspec.DecodeError:
+                    return None
+                if number > stated:
+                    stated = number
+        size = len(body.raw)
+        prompt, most_prompt = size // BYTES_PER_TOKEN, sum(map(len, members.values()))
+        output = most_output = stated or self.default_output
+        length = plausible_prompt = longest or PLAUSIBLE_LENGTH
+        if longest is None:
+            plausible_prompt = max(size, length)
+        else:
+            prompt, most_output = min(prompt, longest), min(output, longest)
+            output = min(output, max(longest - prompt, 1))
+        plausible_output = stated if 0 < stated < PLAUSIBLE_LENGTH else length
+        most_prompt = min(most_prompt, length)
+        return Cost(
+            prompt, output, most_prompt, 1, plausible_prompt, plausible_output, most_output, longest
         )
 
 

@@ -18,6 +18,7 @@ from app.usage.request_history import Order, Place, RequestFilter, RequestHistor
 from app.usage.spending import Measure, Spent
 from app.usage.stream_meter import StreamMeter
 from app.usage.token_usage import (
+    BYTES_PER_TOKEN,
     TOKENS_PER_SECOND,
     WHOLE_BYTES,
     WINDOW_BYTES,
@@ -29,6 +30,7 @@ from app.usage.token_usage import (
 from app.usage.written_spending import written_spending
 
 __all__ = (
+    "BYTES_PER_TOKEN",
     "GROUPS",
     "TOKENS_PER_SECOND",
     "WHOLE_BYTES",

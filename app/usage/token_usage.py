@@ -21,6 +21,8 @@ HOLDS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 # of a long prompt) is searched in passing, in windows that overlap by more than a usage object.
 WHOLE_BYTES = 1024 * 1024
 WINDOW_BYTES = 4096
+# As in English.
+BYTES_PER_TOKEN = 4
 # As OpenAI's transcription counts.
 TOKENS_PER_SECOND = 10
 
@@ -45,11 +47,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 def estimate_prompt(size: int, longest: int | None) -> int:
-    """Return the estimated tokens of a request of `size` bytes: four bytes each, as in English.
+    """Return the estimated tokens of a request of `size` bytes.
 
     At most the model's maximum, if it is known.
     """
-    tokens = size // 4
+    tokens = size // BYTES_PER_TOKEN
     return tokens if longest is None or tokens <= longest else longest
 
 

@@ -11,7 +11,13 @@ from app.request_body.body import check_media, parse
 from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS
 from app.request_body.field_rules import FieldRules
 from app.request_body.rewrite import COMPLETIONS_OUTPUT, Rewrite, rewrite_body
-from app.request_body.token_cost import IMAGE_TOKENS, MAX_COUNT, PLAUSIBLE_LENGTH, estimate_cost
+from app.request_body.token_cost import (
+    IMAGE_TOKENS,
+    MAX_COUNT,
+    PLAUSIBLE_LENGTH,
+    UsualCost,
+    estimate_cost,
+)
 from app.routing import Bounds
 from app.usage import Usage
 
@@ -255,3 +261,54 @@ def test_continued_response_reserves_a_full_prompt() -> None:
     body = {"previous_response_id": "resp_1", "max_output_tokens": 9}
     assert reserved("/v1/responses", body, longest=1000) == 1000 + 9
     assert reserved("/v1/responses", {**body, "previous_response_id": None}, longest=1000) == 109
+
+
+_USUAL_VALUES = st.sampled_from(
+    [b"5", b"0", b"-1", b"null", b"1e3", b'"7"', b"99999999999", b"200000", b"[1,2,3]", b'"text"']
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "max_tokens",
+                "max_completion_tokens",
+                "n",
+                "best_of",
+                "input",
+                "prompt_embeds",
+                "stop",
+            ]
+        ),
+        _USUAL_VALUES,
+        max_size=4,
+    ),
+    st.dictionaries(st.sampled_from(["cache_salt", "max_tokens", "n"]), st.just(b"3"), max_size=2),
+    st.sampled_from([CHAT, "/v1/messages", COMPLETIONS, "/v1/embeddings"]),
+    st.sampled_from([None, 1, 20, 4096]),
+    st.integers(0, 1000),
+)
+def test_usual_cost_is_the_estimated_one(
+    members: dict[str, bytes],
+    changes: dict[str, bytes],
+    endpoint: str,
+    longest: int | None,
+    padding: int,
+) -> None:
+    fields = {"model": b'"demo"', "messages": b'"%b"' % (b"a" * padding), **members}
+    body = parse(b"", b"{%b}" % b",".join(b'"%b":%b' % (n.encode(), v) for n, v in fields.items()))
+    rewrite = Rewrite(changes)
+    usual = UsualCost.of(endpoint, longest, UNSTATED)
+
+    cost = None if usual is None else usual.estimate(body, rewrite)
+
+    assert cost in (None, estimate_cost(endpoint, body, rewrite, longest, UNSTATED))
+
+
+@pytest.mark.parametrize("members", [{}, {"max_tokens": 5}, {"stream": True, "max_tokens": 5}])
+def test_cost_of_most_requests_is_the_usual_one(members: dict[str, Any]) -> None:
+    usual = UsualCost.of(CHAT, 4096, UNSTATED)
+    assert usual is not None
+    body = parse(b"", msgspec.json.encode({"model": "demo", "messages": [], **members}))
+    assert usual.estimate(body, Rewrite({"cache_salt": b'"a"'})) is not None

@@ -62,6 +62,8 @@ def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage
     `canceled`: it was canceled before its response was complete, or its client stopped reading.
     """
     cost, reported = plan.cost, result.usage
+    if reported is not None and not result.events and not canceled:
+        return cost.plausible(reported)
     refused = result.status is not None and result.status >= 300
     begun = result.started and result.status is not None and not refused
     if begun and (reported is None or canceled) and plan.is_true("background"):

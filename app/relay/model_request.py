@@ -6,7 +6,6 @@ by `with`, the replica's slot by `finally`, the engine's response in `forward.py
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
@@ -35,8 +34,6 @@ from app.telemetry import LOAD_WAIT, QUEUE
 from engines.base import EngineError
 
 WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
-# The lease of a model that is always loaded.
-_NO_LEASE = nullcontext()
 
 
 class ModelRequest(msgspec.Struct, eq=False):
@@ -58,32 +55,46 @@ class ModelRequest(msgspec.Struct, eq=False):
         """The number of engines that failed after they had been sent the request."""
         return sum(self.deaths_by_model.values())
 
-    async def serve(self, plan: BodyPlan, tokens: int, chain: FallbackChain | None = None) -> None:
-        """Serve the request once the model is loaded and has a free slot. Raises CANNOT_SERVE.
+    def serve(
+        self, plan: BodyPlan, tokens: int, chain: FallbackChain | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """Return what serves the request once the model is loaded and has a free slot.
 
-        The wait for a load ends early when a fallback of `chain` is up before. `tokens`: what it
-        may take, for its turn in the queue.
+        Awaiting raises CANNOT_SERVE. The wait for a load ends early when a fallback of `chain` is
+        up before. `tokens`: what it may take, for its turn in the queue.
         """
-        model, admission, planned_at = plan.model, self.services.admission, self.planned_at
-        self.planned_at = 0.0
-        if model.on_demand and not model.ready:
+        planned_at, self.planned_at = self.planned_at, 0.0
+        if plan.model.on_demand:
+            return self._serve_on_demand(plan, tokens, planned_at, chain)
+        return self._serve_loaded(plan, tokens, planned_at)
+
+    async def _serve_on_demand(
+        self, plan: BodyPlan, tokens: int, planned_at: float, chain: FallbackChain | None
+    ) -> None:
+        """Serve the request while its model is kept loaded. Raises CANNOT_SERVE."""
+        if not plan.model.ready:
             # Not after a load.
             plan.check_output_fits(self.request.endpoint.label)
             await self._check_media(plan)
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
-        with await self._lease(model, chain) if model.on_demand else _NO_LEASE as lease:
-            permit = admission.try_acquire(model.name)
-            if permit is None:
-                permit = await self._queue(model.name, tokens)
-            with permit:
-                # A reload may have replaced its engines while the request waited.
-                model = self.services.catalogue.current(model)
-                binding = self.request.binding
-                if planned_at and binding is not None:
-                    overhead_s = perf_counter() - planned_at - (self.request.queued_s or 0.0)
-                    binding.overhead.observe(overhead_s)
-                await self._send(plan, model, permit, lease)
+        with await self._lease(plan.model, chain) as lease:
+            await self._serve_loaded(plan, tokens, planned_at, lease)
+
+    async def _serve_loaded(
+        self, plan: BodyPlan, tokens: int, planned_at: float, lease: ModelLease | None = None
+    ) -> None:
+        """Serve the request once the model, which is loaded, has a free slot."""
+        services, name = self.services, plan.model.name
+        permit = services.admission.try_acquire(name) or await self._queue(name, tokens)
+        with permit:
+            # A reload may have replaced its engines while the request waited.
+            model = services.catalogue.current(plan.model)
+            binding = self.request.binding
+            if planned_at and binding is not None:
+                waited_s = self.request.queued_s or 0.0
+                binding.overhead.observe(perf_counter() - planned_at - waited_s)
+            await self._send(plan, model, permit, lease)
 
     async def _check_media(self, plan: BodyPlan) -> None:
         """Raise MediaNotTaken for media of a kind that the model is known not to take."""

@@ -71,6 +71,8 @@ class Relay:
                 principal = await self.authenticator.look_up(headers)
                 timeline.note_authenticated()
             request.principal = principal
+            # Before the first wait: from now on the request is listed, and may be canceled.
+            services.in_flight.add(request)
             await handle_request(services, request)
         except asyncio.CancelledError:
             await self._end_canceled(request)
@@ -88,6 +90,7 @@ class Relay:
                 GatewayError("internal error; the request id leads to it"), request
             )
         finally:
+            services.in_flight.discard(request)
             self._finish(request)
 
     async def _end_canceled(self, request: RequestContext) -> None:

@@ -5,9 +5,10 @@ request, slot and tokens: it may have to ask Redis. Any other request is charged
 before its body is parsed.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from time import perf_counter
+from typing import Any
 from urllib.parse import parse_qs
 
 from app.asgi import ClientExchange
@@ -43,41 +44,67 @@ from app.usage import BudgetReservation
 _NO_BUDGET = nullcontext()
 
 
-async def handle_request(services: RelayServices, request: RequestContext) -> None:
-    """Handle a request to its end. Raises GatewayError, Truncated, ClientStalled."""
-    exchange, in_flight = request.exchange, services.in_flight
-    # Before the first wait: from now on the request is listed, and may be canceled.
-    in_flight.add(request)
-    try:
-        if not request.endpoint.names_model:
-            request.timeline.begin_limits(perf_counter())
-            with await _count_request(services, request):
-                await relay_stored_response(services, request)
-            return
-        by_query = exchange.method == "GET"
-        raw = b"" if by_query else exchange.take_body()
-        if raw is None:
-            request.timeline.note_authenticated()
-            raw = await read_if_small(exchange, services.bounds.body_bytes)
+def handle_request(services: RelayServices, request: RequestContext) -> Coroutine[Any, Any, None]:
+    """Return what handles a request to its end, to be awaited at once.
+
+    Awaiting raises GatewayError, Truncated and ClientStalled.
+    """
+    if request.endpoint.names_model:
+        exchange = request.exchange
+        raw = b"" if exchange.method == "GET" else exchange.take_body()
         if raw is not None and len(raw) <= SMALL_BYTES and _is_quick(exchange, raw):
-            try:
-                request.bytes_in = size = len(raw)
-                check_size(size, services.bounds.body_bytes)
-                if by_query:
-                    body = ParsedBody(_model_in_query(services, request), b"", {})
-                else:
-                    body = parse(exchange.by_name.get(b"content-type", b""), raw)
-                plan = _plan_for_model(services, request, body)
-            except GatewayError:
-                with await _count_request(services, request):
-                    raise  # a request that is refused counts all the same
-            await _serve(services, request, plan, precharged=False)
+            return _handle_quick(services, request, raw)
+        return _handle_large(services, request, raw)
+    return _handle_stored(services, request)
+
+
+def _handle_quick(
+    services: RelayServices, request: RequestContext, raw: bytes
+) -> Coroutine[Any, Any, None]:
+    """Return what handles a request whose body is here and quick to parse."""
+    try:
+        request.bytes_in = size = len(raw)
+        check_size(size, services.bounds.body_bytes)
+        if request.exchange.method == "GET":
+            body = ParsedBody(_model_in_query(services, request), b"", {})
+        else:
+            body = parse(request.exchange.by_name.get(b"content-type", b""), raw)
+        plan = _plan_for_model(services, request, body)
+    except GatewayError as error:
+        return _refuse_counted(services, request, error)
+    return _serve(services, request, plan, precharged=False)
+
+
+async def _refuse_counted(
+    services: RelayServices, request: RequestContext, error: GatewayError
+) -> None:
+    """Raise an error: a request that is refused counts all the same."""
+    with await _count_request(services, request):
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame
+
+
+async def _handle_large(
+    services: RelayServices, request: RequestContext, raw: bytes | None
+) -> None:
+    """Handle a request whose body is large, or still to arrive; `raw` is what is here."""
+    request.timeline.note_authenticated()
+    if raw is None:
+        raw = await read_if_small(request.exchange, services.bounds.body_bytes)
+        if raw is not None and len(raw) <= SMALL_BYTES and _is_quick(request.exchange, raw):
+            await _handle_quick(services, request, raw)
             return
-        request.timeline.note_authenticated()
-        async with _charged_plan(services, request, raw) as plan:
-            await _serve(services, request, plan, precharged=True)
-    finally:
-        in_flight.discard(request)
+    async with _charged_plan(services, request, raw) as plan:
+        await _serve(services, request, plan, precharged=True)
+
+
+async def _handle_stored(services: RelayServices, request: RequestContext) -> None:
+    """Handle a request for a stored response."""
+    request.timeline.begin_limits(perf_counter())
+    with await _count_request(services, request):
+        await relay_stored_response(services, request)
 
 
 async def _serve(
@@ -228,20 +255,20 @@ def _is_quick(exchange: ClientExchange, raw: bytes) -> bool:
 
 
 def _check_content_type(exchange: ClientExchange) -> None:
-    """Raise BadRequest for JSON under another content type, if a browser sent it.
+    """Raise BadRequest for JSON under another content type, which a browser has sent.
 
     A page of any site may make a browser send that without asking first, to a gateway without keys
     too (Fetch standard, "CORS-safelisted request-header"). `curl -d` sends no Origin.
     """
     content_type = exchange.header(b"content-type")
-    if is_json(content_type) or is_form(content_type) or not exchange.header(b"origin"):
-        return
-    raise BadRequest("send the header content-type: application/json")
+    if not (is_json(content_type) or is_form(content_type)):
+        raise BadRequest("send the header content-type: application/json")
 
 
 def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:
     """Return the plan for the model that a body names. Raises GatewayError."""
-    _check_content_type(request.exchange)
+    if b"origin" in request.exchange.by_name:
+        _check_content_type(request.exchange)
     endpoint = request.endpoint
     binding = services.bindings.find(request.principal, body.model, endpoint, services.bounds)
     model, request.binding = binding.model, binding

@@ -56,7 +56,8 @@ def read_head(response: EngineResponse, call: EngineCall) -> Head:
     usage: Usage | None = None
     for name, value in response.headers:
         if name in FORWARDED_HEADERS:
-            found.setdefault(name, value)
+            if name not in found:
+                found[name] = value
         elif name == METADATA and status < 300:
             usage = read_usage(value)
             if not call.withholds_metadata:
@@ -69,7 +70,7 @@ def read_head(response: EngineResponse, call: EngineCall) -> Head:
         found.pop(b"content-length", None)  # a chunk may be withheld
         found.setdefault(b"cache-control", b"no-cache")
         found[b"x-accel-buffering"] = b"no"  # nginx would collect the events
-    return Head(list(found.items()), is_stream, usage)
+    return Head([*found.items()], is_stream, usage)
 
 
 def _check_status(status: int, content_type: bytes) -> None:

@@ -67,6 +67,8 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
 
         A fault during which the request was at an engine is a failure, whatever its status.
         """
+        if self.status < 400 and self.fault is None and self.error is None:
+            return "completed"
         if self.status == CLIENT_CLOSED_REQUEST:
             return "disconnected"
         if self.error == RequestCanceled.code:

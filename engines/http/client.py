@@ -61,8 +61,7 @@ class Http1Client:
         that no byte of a response arrived (RFC 9112, section 9.3.1). Raises EngineError.
         """
         head = self._encode_head(request)
-        pooled = self._pop_idle()
-        if pooled is not None:
+        if self._idle and (pooled := self._pop_idle()) is not None:
             try:
                 return await pooled.exchange(head, request.body)
             except ClosedBeforeResponse:
@@ -105,8 +104,6 @@ class Http1Client:
             self._idle.remove(connection)
 
     def _pop_idle(self) -> Http1Connection | None:
-        if not self._idle:
-            return None
         idle = self._idle
         oldest_allowed = idle[0].loop_time() - MAX_IDLE_S
         while idle and idle[0].idle_since < oldest_allowed:

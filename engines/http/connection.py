@@ -183,7 +183,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         complete = self._message_complete
         if body := self._body:
             self._framing_bytes = 0
-            data = body[0] if len(body) == 1 else b"".join(body)
+            data = b"".join(body)  # one chunk, as is usual, is not copied
             body.clear()
             if not response.feed(data, complete) and not complete and not self._paused:
                 assert self._transport is not None

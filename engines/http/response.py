@@ -133,9 +133,8 @@ class ResponseBody:
             self._waiter.set_result(None)
 
     def _take_buffered(self) -> bytes:
-        chunks = self._chunks
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
         self._size = 0
         if self._source is not None and not self._complete:
             self._source.resume()

@@ -103,7 +103,7 @@ class ModelRequest(msgspec.Struct, eq=False):
             return
         taken = await asyncio.to_thread(plan.model.read_media)
         if taken is not None:
-            check_taken(kinds, taken, self.request.requested_model or plan.model.name)
+            check_taken(kinds, taken, plan.model.name)
 
     async def _queue(self, model: str, tokens: int) -> Permit:
         """Return a permit of the model's queue. Raises what `wait` raises."""

@@ -2,7 +2,7 @@
 
     python -m bench [--quick] [--only PART]... [--noise] [--before TREE]
 
-`--only proxies` puts load on the gateway and vllm-router alone and takes about seven minutes.
+`--only proxies` leaves LiteLLM out and takes about nine minutes.
 `--only bytecodes` counts what a request runs, without a clock; `--only ledger` measures what its
 row costs. `--noise` compares two processes of
 the same build, `--before` this checkout with an earlier one. A whole run writes bench/RESULTS.md,
@@ -64,7 +64,7 @@ median over the rounds, and a ratio is taken within each round. The interval in 
 the median with 95 % confidence and needs six rounds (`bench/figures.py`). CPU is what the target's
 processes used, to the nanosecond by each process's CPU clock. “Added” is the difference
 to `direct`, the stub itself, in the same round. All targets run with default settings and log to a
-file; the gateway and LiteLLM check a key, vllm-router has no keys.
+file; the gateway and LiteLLM check a key, vllm-router and smg run without keys.
 """
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.children import StartError
-from bench.peers import BEFORE, GATEWAY, ROUTER, Peer, stub
+from bench.peers import BEFORE, GATEWAY, ROUTER, SMG, Peer, stub
 from bench.rounds import PACE_MS, Case, Say, load, send, turns
 from bench.samples import Sample
 
@@ -22,7 +22,7 @@ CASES = (
 def measure(found: Sequence[Peer], say: Say, note: Say, *, quick: bool) -> Iterator[Sample]:
     """Yield a sample for each round, target and load. Raises StartError without a stub."""
     rounds = 1 if quick else ROUNDS
-    compared = [peer for peer in found if peer.name in (GATEWAY, BEFORE, ROUTER)]
+    compared = [peer for peer in found if peer.name in (GATEWAY, BEFORE, ROUTER, SMG)]
     with stub("memory-stub", itl_ms=PACE_MS) as engine:
         for number in range(rounds):
             for peer in turns(compared, number):

@@ -36,6 +36,7 @@ WITH_REDIS = "vllm-gateway, limits in Redis"
 WITH_TRACES = "vllm-gateway, traces on"
 CONTINUING = "vllm-gateway, continuation on"
 ROUTER = "vllm-router"
+SMG = "smg"
 LITELLM = "litellm"
 BEFORE = "vllm-gateway, before"
 COPY = "vllm-gateway, second copy"
@@ -90,7 +91,7 @@ def peers(
         found.append(_gateway(BEFORE, _describe(before), before))
     if copy:
         found.append(_gateway(COPY, version))
-    for name in (ROUTER, LITELLM) if litellm else (ROUTER,):
+    for name in (ROUTER, SMG, LITELLM) if litellm else (ROUTER, SMG):
         try:
             version = install(name)
         except StartError as error:
@@ -290,6 +291,22 @@ def _router(engine: str, directory: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
+def _smg(engine: str, directory: Path) -> Iterator[Target]:
+    port = free_port()
+    argv: list[str | Path] = [
+        *(WORK / SMG / "bin" / "python", "-m", "smg", "launch"),
+        *("--worker-urls", engine, "--backend", "vllm", "--policy", "round_robin"),
+        # Requests are forwarded as text.
+        *("--disable-tokenizer-autoload", "--host", "127.0.0.1", "--port", str(port)),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with child(SMG, argv, cwd=directory) as running:
+        wait_until(lambda: answers(url), running, START_S)
+        yield Target(SMG, url, running.pid)
+
+
+@contextlib.contextmanager
 def _litellm(engine: str, directory: Path) -> Iterator[Target]:
     port = free_port()
     upstream = {"model": f"openai/{MODEL}", "api_base": f"{engine}/v1", "api_key": "none"}
@@ -313,7 +330,7 @@ def _litellm(engine: str, directory: Path) -> Iterator[Target]:
         yield Target(LITELLM, url, running.pid)
 
 
-PROXIES = {ROUTER: _router, LITELLM: _litellm}
+PROXIES = {ROUTER: _router, SMG: _smg, LITELLM: _litellm}
 
 
 def answers(url: str, model: str = MODEL) -> bool:

@@ -11,6 +11,7 @@ from app.cli.bench import PASS_THROUGH, bench
 from app.cli.check import check
 from app.cli.database import database
 from app.cli.demo_model import demo_model
+from app.cli.fetch import fetch
 from app.cli.generate import PlainHelp, generate
 from app.cli.import_config import import_config
 from app.cli.keys import keys
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(check)
 app.command()(plan)
+app.command()(fetch)
 app.add_typer(keys, name="keys")
 app.add_typer(owners, name="owners")
 app.add_typer(database, name="db")

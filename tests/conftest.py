@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return scheduler
 
 
+# The runs of the Makefile that take few files, with the mark that their tests have.
+RUNS = {"vllm": "vllm", "not vllm and slow": "slow"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without the tests that a run asks for: each worker would import them."""
+    mark = RUNS.get(config.option.markexpr)
+    if mark is None or not collection_path.name.startswith("test_"):
+        return None
+    return not _may_have(mark, collection_path) or None
+
+
+@cache
+def _may_have(mark: str, file: Path) -> bool:
+    """Return whether tests of a file may have a mark: its own, or that of a conftest."""
+    return file.parent.name in ("console", "e2e") or f"mark.{mark}" in file.read_text()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what runs the whole command, most of it real vLLM, and sort it by duration."""
     for item in items:
@@ -96,6 +115,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if _uses_shared(item) and not item.nodeid.startswith(ON_SHARED):
             raise pytest.UsageError(f"{item.nodeid} has the shared gateway: list it in ON_SHARED")
+        for mark in RUNS.values():
+            if item.get_closest_marker(mark) and not _may_have(mark, item.path):
+                raise pytest.UsageError(f"{item.nodeid} is {mark}: its file has to have the mark")
     items.sort(key=_rank)
 
 

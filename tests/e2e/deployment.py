@@ -195,6 +195,7 @@ def deployed(
         family = deployment.family() if process.poll() is None else []
         if process.poll() is None:
             deployment.terminate()
+        _keep_known_flags(deployment.run_dir)  # the parser may have ended after the start
         left = [one for one in family if alive(one)]
         for one in left:
             one.kill()

@@ -5,8 +5,8 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,17 @@ def generate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def generating(
-    output: Path, *arguments: str, **variables: str
+    output: Path,
+    *arguments: str,
+    until: Callable[[psutil.Process], bool] = lambda process: (
+        "EngineCore" in str(process.cmdline())
+    ),
+    **variables: str,
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Run the command; when the body ends, it and all that it started must be gone."""
+    """Run the command; the body begins with a process below it that fulfills `until`.
+
+    When the body ends, it and all that it started must be gone.
+    """
     with output.open("w") as errors:
         process = subprocess.Popen(
             command(*arguments),
@@ -70,7 +78,7 @@ def generating(
         )
     family: list[psutil.Process] = []
     try:
-        poll_until(lambda: process.poll() is not None or _core(process.pid) is not None, START_S)
+        poll_until(lambda: process.poll() is not None or _below(process.pid, until), START_S)
         assert process.poll() is None, output.read_text()
         family = psutil.Process(process.pid).children(recursive=True)
         yield process
@@ -82,15 +90,18 @@ def generating(
             left.kill()
 
 
-def _core(pid: int) -> psutil.Process | None:
-    """Return the engine's core below a process, once it is there."""
+def _below(pid: int, is_meant: Callable[[psutil.Process], bool]) -> bool:
+    """Return whether a process below another is the one that is meant."""
     for below in psutil.Process(pid).children(recursive=True):
-        try:
-            if "EngineCore" in " ".join(below.cmdline()):
-                return below
-        except psutil.Error:
-            continue
-    return None
+        with suppress(psutil.Error):
+            if is_meant(below):
+                return True
+    return False
+
+
+def imports_vllm(process: psutil.Process) -> bool:
+    """Return whether a process has come so far that PyTorch is loaded."""
+    return any("libtorch" in mapped.path for mapped in process.memory_maps())
 
 
 def line(dialogue: Dialogue) -> dict[str, Any]:
@@ -167,16 +178,19 @@ def test_ctrl_c_keeps_finished_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signum", "code", "left"),
-    [(signal.SIGTERM, 143, set()), (signal.SIGKILL, -signal.SIGKILL, {"engine.log"})],
+    ("signum", "code", "left", "moment"),
+    [
+        (signal.SIGTERM, 143, set(), {"until": imports_vllm}),
+        (signal.SIGKILL, -signal.SIGKILL, {"engine.log"}, {}),
+    ],
 )
 def test_nothing_of_vllm_outlives_the_command(
-    signum: signal.Signals, code: int, left: set[str], tmp_path: Path
+    signum: signal.Signals, code: int, left: set[str], moment: dict[str, Any], tmp_path: Path
 ) -> None:
     # Paths of sockets are short.
     with tempfile.TemporaryDirectory() as directory:
         arguments = (*EAGER, "--prompt", "a")
-        with generating(tmp_path / "errors.txt", *arguments, TMPDIR=directory) as process:
+        with generating(tmp_path / "errors.txt", *arguments, TMPDIR=directory, **moment) as process:
             process.send_signal(signum)
             assert process.wait(60) == code
         assert {path.name for path in Path(directory).rglob("*") if not path.is_dir()} == left

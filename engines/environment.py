@@ -60,14 +60,25 @@ def inherited(
     `more` has names and prefixes (`AWS_*`) in addition to the list; `withheld` has names that are
     left out even so.
     """
-    names = {name for name in more if not name.endswith("*")}
-    prefixes = tuple(name[:-1] for name in more if name.endswith("*"))
+    listed = [name for name, value in environment.items() if _listed(name, value)]
+    return requested(environment, [*more, *listed], withheld)
+
+
+def requested(
+    environment: Mapping[str, str], names: Collection[str], withheld: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the variables of an environment that `names` and its prefixes (`AWS_*`) select.
+
+    `withheld` has names that are left out even so.
+    """
+    exact = {name for name in names if not name.endswith("*")}
+    prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
     return {
         name: value
         for name, value in environment.items()
         if not never_inherited(name)
         and name not in withheld
-        and (name in names or name.startswith(prefixes) or _listed(name, value))
+        and (name in exact or name.startswith(prefixes))
     }
 
 

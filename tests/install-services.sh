@@ -9,6 +9,8 @@ command -v prometheus >/dev/null && command -v promtool >/dev/null || missing+=(
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v chromium-headless-shell >/dev/null || missing+=(chromium-headless-shell)
+command -v podman >/dev/null || missing+=(podman runc conmon netavark uidmap)
+command -v docker-registry >/dev/null || missing+=(docker-registry)
 # The smallest font with Chinese, for screenshots.
 compgen -G '/usr/share/fonts/truetype/wqy/*' >/dev/null || missing+=(fonts-wqy-microhei)
 # The collector of traces, which is in .venv/, loads the interpreter's library; Debian's Python has

@@ -10,7 +10,7 @@ from app.fleet import EngineRow, ModelRow, UnusedServer
 from app.routing import Catalogue, Model, Replica
 from app.settings import ModelSettings, Settings
 from engines.base import Engine, EngineState
-from engines.spec import ProcessSpec
+from engines.spec import ContainerSpec, ProcessSpec
 
 ModelRows = Callable[[], Sequence[ModelRow]]
 UnusedServers = Callable[[], Sequence[UnusedServer]]
@@ -20,6 +20,7 @@ _COUNTED = {
     "loading weights": "shard",
     "downloading the model": "file",
     "capturing graphs": "graph",
+    "pulling the image": "MiB",
 }
 _PERCENT = 100
 
@@ -114,7 +115,7 @@ def _model_view(row: ModelRow, model: Model, settings: ModelSettings | None) -> 
     levels = [
         spec.sleep_level
         for spec in (() if settings is None else settings.engines)
-        if isinstance(spec, ProcessSpec) and spec.sleep_level is not None
+        if isinstance(spec, ProcessSpec | ContainerSpec) and spec.sleep_level is not None
     ]
     abilities = ModelAbilities(
         unloadable=bool(able),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from app.fleet.engine_plan import EngineConfig, config_hash
 from app.routing import Replica
 from app.settings import ConfigError, ModelSettings, Settings
+from engines.container import ContainerEngine, find_socket
 from engines.gpu import (
     VISIBLE_DEVICES,
     Accelerator,
@@ -24,7 +25,7 @@ from engines.inprocess import InProcessEngine
 from engines.process import LauncherMissing, ProcessEngine, vllm_launcher
 from engines.ray import Cluster, RayEngine, ray_is_installed
 from engines.remote import RemoteEngine
-from engines.spec import InProcessSpec, LocalSpec, ProcessSpec, RaySpec
+from engines.spec import ContainerSpec, InProcessSpec, LocalSpec, ProcessSpec, RaySpec
 
 # Models with the configs of their engines.
 EnginesByModel = Sequence[tuple[ModelSettings, Sequence[EngineConfig]]]
@@ -51,6 +52,7 @@ class Builder:
         # Not connected before an engine needs it.
         self._cluster = Cluster(settings.ray.address, settings.ray.namespace, self._run_dir)
         self._tls = settings.ray.tls
+        self._containers = settings.containers
         # Latest last; placements of replaced engines stay for a rollback.
         self._placed: list[tuple[EngineConfig, Placement]] = []
 
@@ -155,6 +157,22 @@ class Builder:
                 downloads=self._launcher is None,
             )
             return Replica(engine, model, by_priority=spec.by_priority)
+        if isinstance(spec, ContainerSpec):
+            contained = ContainerEngine(
+                config.name,
+                spec,
+                served_name=model,
+                run_dir=self._run_dir,
+                socket=find_socket(self._containers.socket, os.environ),
+                turn=self._turn,
+                keep=self._keep,
+                media_domains=config.media_domains,
+                withheld=self._withheld,
+                gpus=self._gpus(config),
+                accelerator=lambda: self.accelerator,
+                mark=config_hash(model, config),
+            )
+            return Replica(contained, model, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):
             if self._launcher is None:
                 vllm_launcher()  # raises if vLLM is missing

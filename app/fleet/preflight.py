@@ -15,6 +15,7 @@ from app.errors import SHUTTING_DOWN
 from app.fleet.builder import Builder
 from app.fleet.engine_plan import EngineConfig
 from app.settings import Settings
+from engines.container import DaemonError, find_socket, missing_image
 from engines.flags import FlagTable, ParserUnavailable, check_flags
 from engines.gpu import (
     VISIBLE_DEVICES,
@@ -33,7 +34,7 @@ from engines.ray import (
     placement_fault,
     ray_is_installed,
 )
-from engines.spec import LocalSpec, ManagedSpec, ProcessSpec, RaySpec
+from engines.spec import ContainerSpec, InProcessSpec, LocalSpec, ManagedSpec, ProcessSpec, RaySpec
 
 # Interval at which a check that waits looks whether it is given up.
 ENDED_POLL_S = 0.2
@@ -63,11 +64,12 @@ def run_preflight(
     local = [(config.name, config.spec) for config in configs if isinstance(config.spec, LocalSpec)]
     specs = list({id(spec): spec for _, spec in local}.values())
     faults = [
-        settings.engine_fault(spec, fault, "model")
+        settings.engine_fault(spec, fault, _place_of_model(spec))
         for spec in specs
         if (fault := spec.missing_model())
     ]
-    faults += _long_paths(settings, [name for name, spec in local if spec.kind == "process"])
+    on_sockets = [name for name, spec in local if not isinstance(spec, InProcessSpec)]
+    faults += _long_paths(settings, on_sockets)
     notes = [
         settings.engine_fault(spec, note, "model")
         for spec in specs
@@ -79,15 +81,21 @@ def run_preflight(
             faults += asyncio.run(_unplaceable(settings, on_ray, ended))
         except ClusterError as error:
             notes.append(f"engines of kind: ray were not placed: {error}")
+    try:
+        faults += _missing_images(settings, specs)
+    except DaemonError as error:
+        notes.append(f"images of engines of kind: container were not looked for: {error}")
     if builder.runs_vllm:
         faults += [
             settings.engine_fault(spec, fault, "model")
             for spec in specs
             if (fault := spec.incomplete_model())
         ]
-    if (specs or on_ray) and builder.runs_vllm:
+    # The flags of a container are those of its image's vLLM.
+    with_flags = [spec for spec in specs if not isinstance(spec, ContainerSpec)]
+    if (with_flags or on_ray) and builder.runs_vllm:
         try:
-            faults += _flags(settings, [*specs, *on_ray], builder, ended)
+            faults += _flags(settings, [*with_flags, *on_ray], builder, ended)
         except ParserUnavailable as error:
             notes.append(f"flags of engines were not checked: {error}")
     return PreflightResult(tuple(faults), tuple(notes))
@@ -105,6 +113,23 @@ def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
             f"the path of a socket, {path}, has {length} bytes, at most "
             f"{scratch.MAX_SOCKET_PATH} are possible: choose a shorter directory",
         )
+
+
+def _place_of_model(spec: LocalSpec) -> str:
+    return "volumes" if isinstance(spec, ContainerSpec) else "model"
+
+
+def _missing_images(settings: Settings, specs: Sequence[LocalSpec]) -> list[str]:
+    """Return the faults of images that are not here and are not pulled. Raises DaemonError."""
+    contained = [spec for spec in specs if isinstance(spec, ContainerSpec)]
+    if not contained:
+        return []
+    socket = find_socket(settings.containers.socket, os.environ)
+    return [
+        settings.engine_fault(spec, fault, "image")
+        for spec in contained
+        if (fault := missing_image(spec, socket))
+    ]
 
 
 async def _unplaceable(

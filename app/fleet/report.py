@@ -41,7 +41,7 @@ class Progress(BaseModel):
 class EngineRow(BaseModel):
     name: str
     model: str
-    kind: str = Field(description="process, in_process, ray or remote.")
+    kind: str = Field(description="process, in_process, container, ray or remote.")
     state: EngineState
     since: str | None = Field(description="Start of this state, RFC 3339; null: unknown.")
     progress: Progress | None = Field(description="While it is starting, if known.")

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from app.fleet.engine_plan import EngineConfig, flatten
 from engines.gpu import Device, Placement, PlacementError, PlacementRequest, place_additional
-from engines.spec import LocalSpec, ProcessSpec
+from engines.spec import ContainerSpec, LocalSpec, ProcessSpec
 
 # Peak memory of a start, relative to a running engine: weights are read into buffers that are freed
 # afterwards.
@@ -89,7 +89,7 @@ def check_overlap(
     old: EngineConfig, new: EngineConfig, snapshot: EngineSnapshot, machine: MachineResources
 ) -> OverlapCheck:
     """Return whether `new` can start while `old` runs, GPUs not considered."""
-    if not isinstance(new.spec, ProcessSpec):
+    if not isinstance(new.spec, ProcessSpec | ContainerSpec):
         return OverlapCheck(f"an engine of kind {new.spec.kind} is not started alongside another")
     if not isinstance(old.spec, LocalSpec):
         return OverlapCheck(None, new.spec.memory_gib)  # it runs elsewhere

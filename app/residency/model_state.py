@@ -9,7 +9,7 @@ from app.residency.policy import ModelSnapshot, Residency
 from app.settings import ModelSettings
 from engines.base import Engine, EngineState
 from engines.restarts import pause_s
-from engines.spec import ProcessSpec, Restart
+from engines.spec import ManagedSpec, Restart
 
 
 def _no_streams() -> int:
@@ -34,7 +34,7 @@ class OnDemandModel:
     @property
     def restart(self) -> Restart:
         spec = self.settings.engines[0]
-        assert isinstance(spec, ProcessSpec)  # validated by ModelSettings
+        assert isinstance(spec, ManagedSpec)  # validated by ModelSettings
         return spec.restart
 
 

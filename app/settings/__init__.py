@@ -4,8 +4,9 @@ It is validated before anything starts and frozen after. A fault is one line tha
 in the file and, for an unknown key, the nearest known one.
 
 A new setting is one field, with its description, in the module of its section: `server`, `state`
-(auth, state, usage), `limits`, `models`, `ray`, `alerts`, `console` or `telemetry` (metrics,
-traces, logs). `make schema` then writes it into the JSON Schema, docs/settings.md and .env.example.
+(auth, state, usage), `limits`, `models`, `ray`, `containers`, `alerts`, `console` or `telemetry`
+(metrics, traces, logs). `make schema` then writes it into the JSON Schema, docs/settings.md and
+.env.example.
 
     settings    the sections together, and their JSON Schema
     load        the file, .env and the environment, read into settings
@@ -16,6 +17,7 @@ traces, logs). `make schema` then writes it into the JSON Schema, docs/settings.
 
 from app.settings.alerts import AlertsSettings, WebhookFormat
 from app.settings.console import ConsoleSettings
+from app.settings.containers import ContainersSettings
 from app.settings.explain import explain_value
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
@@ -49,6 +51,7 @@ __all__ = (
     "AuthSettings",
     "ConfigError",
     "ConsoleSettings",
+    "ContainersSettings",
     "FieldSettings",
     "InForce",
     "LimitSettings",

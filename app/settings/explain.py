@@ -11,11 +11,19 @@ from app.settings.secrets import SECRETS, SECTION_SECRETS, misplaced_secret
 from app.settings.source import Place, Source, shown
 from app.settings.suggest import did_you_mean, share_a_word
 from engines.output import is_secret
-from engines.spec import REPLICA_FORMS, InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
+from engines.spec import (
+    REPLICA_FORMS,
+    ContainerSpec,
+    InProcessSpec,
+    ProcessSpec,
+    RaySpec,
+    RemoteSpec,
+)
 
 SPECS: Mapping[int | str, type[BaseModel]] = {
     "process": ProcessSpec,
     "in_process": InProcessSpec,
+    "container": ContainerSpec,
     "ray": RaySpec,
     "remote": RemoteSpec,
 }

@@ -224,8 +224,10 @@ class ModelSettings(SpecModel):
     def _check_loading(self) -> Self:
         if self.load == "on_demand":
             for spec in self.engines:
-                if spec.kind not in ("process", "ray"):
-                    raise ValueError(f"load: on_demand needs kind: process or ray, not {spec.kind}")
+                if spec.kind not in ("process", "container", "ray"):
+                    raise ValueError(
+                        f"load: on_demand needs kind: process, container or ray, not {spec.kind}"
+                    )
         elif self.idle_unload_s is not None:
             raise ValueError("idle_unload_s needs load: on_demand")
         return self

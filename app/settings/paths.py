@@ -59,12 +59,27 @@ def anchor_engine_paths(data: dict[str, Any], directory: Path) -> None:
     if isinstance(tls, dict) and isinstance(tls.get("ca_file"), str):
         tls["ca_file"] = str(_below(directory, Path(tls["ca_file"])))
     for engine in _mappings(model.get("engines") for model in _mappings([data.get("models")])):
+        if engine.get("kind") == "container":
+            _anchor_volumes(engine, directory)
+            continue
         model = engine.get("model")
         if isinstance(model, str) and not _is_repository(model, directory):
             engine["model"] = str(_below(directory, Path(model)))
         discover = engine.get("discover")
         if isinstance(discover, dict) and isinstance(discover.get("file"), str):
             discover["file"] = str(_below(directory, Path(discover["file"])))
+
+
+def _anchor_volumes(engine: dict[str, Any], directory: Path) -> None:
+    """Change the relative sources of volumes; the model is a path in the container."""
+    volumes = engine.get("volumes")
+    if isinstance(volumes, list):
+        engine["volumes"] = [
+            f"{directory}/{volume}"
+            if isinstance(volume, str) and volume.startswith(".")
+            else volume
+            for volume in volumes
+        ]
 
 
 def _is_repository(model: str, directory: Path) -> bool:

@@ -116,8 +116,8 @@ class ServerSettings(SpecModel):
     )
     keep_engines: bool = Field(
         False,
-        description="Keep engines of kind: process and ray running when the gateway exits or "
-        "crashes. The next gateway adopts them instead of loading the models again.",
+        description="Keep engines of kind: process, container and ray running when the gateway "
+        "exits or crashes. The next gateway adopts them instead of loading the models again.",
     )
     handover_wait_s: float = Field(
         10.0,

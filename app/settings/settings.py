@@ -13,6 +13,7 @@ from pydantic_settings import (
 
 from app.settings.alerts import AlertsSettings
 from app.settings.console import ConsoleSettings
+from app.settings.containers import ContainersSettings
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.limits import LimitsSettings
 from app.settings.models import ModelSettings
@@ -74,6 +75,7 @@ class Settings(_Layered):
     logs: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()
     ray: RaySettings = RaySettings()
+    containers: ContainersSettings = ContainersSettings()
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     api_keys: KeyDigests = Field(
         (),

@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-from engines.guard import process_tree, scratch
+from engines.guard import containers, process_tree, scratch
 from engines.guard.process_tree import KILL_TIMEOUT_S, TRACKER_TIMEOUT_S
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -279,7 +279,7 @@ class Guardian:
                 self.exit_code = os.waitstatus_to_exitcode(status)
 
     def kill_all(self) -> None:
-        """Kill every process below this one, wait for them, and remove their temporary files.
+        """Kill every process below this one, wait for them, and remove what they leave.
 
         Resource trackers exit by themselves once they have cleaned up after the others.
         """
@@ -289,6 +289,8 @@ class Guardian:
                 if elapsed >= TRACKER_TIMEOUT_S or not process_tree.is_resource_tracker(pid):
                     kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+        if left := containers.remove(Path(self.directory), KILL_TIMEOUT_S):
+            self.log.write(f"its container may be left: {left}\n".encode())
         scratch.remove(Path(self.directory))
 
 

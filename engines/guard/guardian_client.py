@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.guard import directories, process_tree, scratch
+from engines.guard import containers, directories, process_tree, scratch
 from engines.guard.process_tree import KILL_TIMEOUT_S, TRACKER_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,11 @@ class GuardianClient:
         return set(self._found)
 
     @property
-    def lost(self) -> None:
-        """Always None: it is on this machine, which is not lost before the gateway is."""
+    def lost(self) -> str | None:
+        """Why the engine's container is gone, where its exit code does not say it."""
+        with contextlib.suppress(OSError):
+            return (self._directory / containers.LOST).read_text()
+        return None
 
     @property
     def ended_on(self) -> None:
@@ -96,8 +99,12 @@ class GuardianClient:
 
     async def find_processes(self) -> dict[int, process_tree.ProcessStat]:
         """Scan for processes of the engine; return those that run, and the guardian."""
-        self._add(await asyncio.to_thread(process_tree.descendants, self.guardian_pid))
+        self._add(await asyncio.to_thread(self._scan))
         return self.live_processes()
+
+    def _scan(self) -> dict[int, process_tree.ProcessStat]:
+        below = process_tree.descendants(self.guardian_pid)
+        return {**below, **containers.processes(self._directory)}
 
     def _add(self, stats: Mapping[int, process_tree.ProcessStat]) -> None:
         self._found |= {pid: stat.start_time for pid, stat in stats.items()}
@@ -145,7 +152,7 @@ class GuardianClient:
         trackers = set(filter(process_tree.is_resource_tracker, self._found))
         await _kill_all({pid: s for pid, s in self._found.items() if pid not in trackers})
         await _kill_orphans(self._directory, self.guardian_pid, self._guardian_started)
-        scratch.remove(self._directory)
+        await _remove_remains(self._directory)
 
 
 async def start_guardian(
@@ -213,7 +220,7 @@ async def find_guardian(directory: Path) -> GuardianClient | None:
     await _kill_orphans(directory, guardian if this_boot else 0, started)
     for name in (RECORD_FILE, "ctl.sock", "http.sock"):
         (directory / name).unlink(missing_ok=True)
-    scratch.remove(directory)
+    await _remove_remains(directory)
     return None
 
 
@@ -296,6 +303,15 @@ async def _kill_orphans(directory: Path, guardian: int, started: int) -> None:
             left = {pid: s for pid, s in left.items() if pid not in trackers}
         await _kill_all(left)
         await asyncio.sleep(POLL_S)
+
+
+async def _remove_remains(directory: Path) -> None:
+    """Remove what is left of an engine without processes: its container, its temporary files."""
+    # In a thread: the container's daemon may take long.
+    if left := await asyncio.to_thread(containers.remove, directory):
+        name = directory.name
+        log.error("engine %s: its container may be left: %s", name, left, extra={"engine": name})
+    scratch.remove(directory)
 
 
 async def _kill_all(processes: Mapping[int, int]) -> None:

@@ -92,6 +92,14 @@ def has_variable(pid: int, name: str, value: str) -> bool:
     return os.fsencode(f"{name}={value}") in _read(f"/proc/{pid}/environ").split(b"\0")
 
 
+def handles(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal (SigCgt of proc(5))."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
 def read_title(pid: int) -> str:
     """Return a process's command line, or the title it gave itself; "" when it has none."""
     return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace")

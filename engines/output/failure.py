@@ -33,6 +33,7 @@ class Cause(enum.StrEnum):
     UNSUPPORTED_PLATFORM = "unsupported_platform"
     NO_DEVICE = "no_device"
     PARALLEL_SIZE = "parallel_size"
+    IMAGE = "container_image"
     OTHER = "other"
 
     @property
@@ -127,6 +128,23 @@ _DOWNLOAD_ADVICE = (
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 # The first match decides. Matched against the error's text.
 _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
+    # Lines of our own, in which a daemon's message may look like one of vLLM's.
+    (
+        Cause.OTHER,
+        re.compile(r"(?i)^cannot pull image .*(?:no space left|connection|timeout|lookup|EOF)"),
+        None,
+    ),
+    (
+        Cause.IMAGE,
+        re.compile(r"^(?:cannot pull image|image \S{1,300} is not on this machine)"),
+        "check image, and that this machine may pull it",
+    ),
+    (
+        Cause.NO_DEVICE,
+        re.compile(r"^the container does not start: .*(?:nvidia|device driver|CDI device)"),
+        "install the NVIDIA Container Toolkit, for Podman with its CDI specification",
+    ),
+    (Cause.OTHER, re.compile(r"^the container does not start: "), None),
     (
         Cause.MEMORY_KV_CACHE,
         # 0.8 to 0.33; "models's" up to 0.21

@@ -61,6 +61,7 @@ def strip_decoration(line: str) -> str:
 # Progress
 
 _STARTING = "starting"
+_PULL = "pulling the image"
 _CONFIGURATION = "reading the configuration"
 _ENGINE = "starting the engine"
 _DOWNLOAD = "downloading the model"
@@ -75,12 +76,13 @@ _SERVING_PHASE = "serving"
 # A start passes these in order. One rank may still load while another one compiles: the phase is
 # that of the most advanced rank.
 PHASES = (
-    _STARTING, _CONFIGURATION, _ENGINE, _DOWNLOAD, _WEIGHTS, _PROFILE, _COMPILE, _KV_CACHE,
+    _STARTING, _PULL, _CONFIGURATION, _ENGINE, _DOWNLOAD, _WEIGHTS, _PROFILE, _COMPILE, _KV_CACHE,
     _GRAPHS, _WARM_UP, _API, _SERVING_PHASE,
 )  # fmt: skip
 _RANK = {phase: rank for rank, phase in enumerate(PHASES)}
 # The beginnings of lines that mark the start of a phase.
 _BEGINNINGS: tuple[tuple[str, str], ...] = (
+    ("Pulling image", _PULL),
     ("vLLM API server version", _CONFIGURATION),
     ("non-default args:", _CONFIGURATION),
     ("Resolved architecture:", _CONFIGURATION),
@@ -114,6 +116,8 @@ _BAR = re.compile(
     r"(?:[^\[]{0,200}?[ |](?P<done>\d{1,9})/(?P<total>\d{1,9}) \[)?"
 )
 _BARS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # container_run.py
+    (re.compile(r"^Pulling image$"), _PULL),
     (re.compile(r"^(?:Loading|Multi-thread loading) .*(?:shards|weights)"), _WEIGHTS),
     (re.compile(r"^Fetching \d+ files"), _DOWNLOAD),
     (re.compile(r"^[\w./-]+\.(?:safetensors|bin|pt|gguf)(?:\.\w+)?$"), _DOWNLOAD),

@@ -11,11 +11,13 @@ from engines.process.engine import (
     LauncherMissing,
     ProcessEngine,
     SupervisedEngine,
+    server_flags,
     vllm_launcher,
     vllm_runs_on_cpu,
 )
 from engines.process.host import EngineHost, EngineProcesses, HostUnavailable
 from engines.process.launch import SOCKET, Launch, LaunchOrigin, running_engines
+from engines.process.local_host import LocalHost
 
 __all__ = [
     "QUIET_FLAG",
@@ -26,9 +28,11 @@ __all__ = [
     "Launch",
     "LaunchOrigin",
     "LauncherMissing",
+    "LocalHost",
     "ProcessEngine",
     "SupervisedEngine",
     "running_engines",
+    "server_flags",
     "vllm_launcher",
     "vllm_runs_on_cpu",
 ]

@@ -29,7 +29,7 @@ from engines.process.launch import SOCKET, Launch, LaunchOrigin
 from engines.process.local_host import LocalHost
 from engines.process.shared_state import DesiredState
 from engines.process.supervisor import Supervisor
-from engines.spec import ProcessSpec
+from engines.spec import ContainerSpec, ProcessSpec
 
 # Seconds that an unloaded engine has to exit: nothing is in flight by then.
 UNLOAD_GRACE_S = 5.0
@@ -40,7 +40,7 @@ QUIET_FLAG = "--disable-access-log-for-endpoints=/health,/metrics,/version"
 
 
 class LauncherMissing(Exception):
-    """vLLM is not installed in this environment."""
+    """What runs engines is missing: vLLM, Ray or a container daemon; the text says what to do."""
 
 
 def vllm_launcher() -> tuple[str, ...]:
@@ -68,6 +68,25 @@ def vllm_runs_on_cpu() -> bool:
             if "cpu" in f"{name}+{version(name)}":
                 return True
     return False
+
+
+def server_flags(
+    spec: ProcessSpec | ContainerSpec,
+    *,
+    served_name: str,
+    socket: str,
+    media_domains: Sequence[str],
+) -> list[str]:
+    """Return the flags of a vLLM server on a Unix socket."""
+    return [
+        f"--model={spec.model}",
+        f"--served-model-name={served_name}",
+        f"--uds={socket}",
+        QUIET_FLAG,
+        *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
+        *spec.added_flags(media_domains),
+        *spec.argv(),
+    ]
 
 
 class SupervisedEngine(Engine):
@@ -269,13 +288,12 @@ class ProcessEngine(SupervisedEngine):
         directory = run_dir / name
         command = [
             *launcher,
-            f"--model={spec.model}",
-            f"--served-model-name={served_name}",
-            f"--uds={directory / SOCKET}",
-            QUIET_FLAG,
-            *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
-            *spec.added_flags(media_domains),
-            *spec.argv(),
+            *server_flags(
+                spec,
+                served_name=served_name,
+                socket=str(directory / SOCKET),
+                media_domains=media_domains,
+            ),
         ]
         launch = Launch(
             name=name,

@@ -13,7 +13,7 @@ from engines.base import EngineFacts
 from engines.guard import directories, scratch
 from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
 from engines.process.sleep_mode import SLEEP_ENV
-from engines.spec import ProcessSpec, RaySpec
+from engines.spec import ContainerSpec, ProcessSpec, RaySpec
 
 FACTS = "facts.json"
 ORIGIN = "origin.json"
@@ -45,7 +45,7 @@ class Launch:
     """Everything that starting one engine takes."""
 
     name: str
-    spec: ProcessSpec | RaySpec
+    spec: ProcessSpec | ContainerSpec | RaySpec
     served_name: str
     directory: Path
     command: tuple[str, ...]

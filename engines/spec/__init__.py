@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from engines.spec.base import PlacedError, Restart, SpecModel, Timeouts
+from engines.spec.container import SCRATCH_TARGET, SOCKET_TARGET, ContainerSpec
 from engines.spec.local import (
     CACHED_TOKENS_FLAG,
     RESERVED_FLAGS,
@@ -27,7 +28,8 @@ from engines.spec.remote import (
 from engines.spec.several_nodes import EXECUTOR_FLAG, WORLD_FLAGS, parallel_size
 
 EngineSpec = Annotated[
-    ProcessSpec | InProcessSpec | RaySpec | RemoteSpec, Field(discriminator="kind")
+    ProcessSpec | InProcessSpec | ContainerSpec | RaySpec | RemoteSpec,
+    Field(discriminator="kind"),
 ]
 
 __all__ = [
@@ -36,7 +38,10 @@ __all__ = [
     "HOST_IP",
     "REPLICA_FORMS",
     "RESERVED_FLAGS",
+    "SCRATCH_TARGET",
+    "SOCKET_TARGET",
     "WORLD_FLAGS",
+    "ContainerSpec",
     "Discovery",
     "EndpointSlices",
     "EngineSpec",

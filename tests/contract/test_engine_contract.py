@@ -30,9 +30,11 @@ from engines.ray import Cluster, RayEngine
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
+from tests.engines.container.build import build
 from tests.engines.processes import read
 from tests.engines.ray import clusters
 from tests.fakes.vllm import Fake
+from tests.podman import podman
 
 # Shorter than `send_long` takes on vLLM, longer than a busy machine delays a process.
 PATIENCE_S = 40.0
@@ -264,6 +266,26 @@ class TestProcessOnAFake(EndingContract):
     async def subject(self, fake_process: Subject) -> Subject:
         await ready_again(fake_process.engine)
         return fake_process
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def fake_in_a_container(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Subject]:
+    run_dir = tmp_path_factory.mktemp("run")
+    with podman() as service:
+        engine = build(run_dir, service.socket)
+        yield Subject(engine, Address(uds=str(run_dir / "demo-0" / "http.sock")))
+        await engine.stop(0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="class")
+class TestContainerOnAFake(EndingContract):
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def subject(self, fake_in_a_container: Subject) -> Subject:
+        await ready_again(fake_in_a_container.engine)
+        return fake_in_a_container
 
 
 @pytest.fixture(scope="class")

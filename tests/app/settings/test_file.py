@@ -223,8 +223,8 @@ class TestOneLinePerFault:
 
     def test_unknown_kind_lists_the_known_kinds(self) -> None:
         assert faults(dump([{"kind": "proces", "model": "m"}])) == [
-            "model demo: engines[0].kind: must be process, in_process, ray or remote, not "
-            "'proces'; did you mean process?"
+            "model demo: engines[0].kind: must be process, in_process, container, ray or remote, "
+            "not 'proces'; did you mean process?"
         ]
 
     def test_model_without_engines_is_a_fault(self) -> None:

@@ -38,11 +38,19 @@ class BarChart:
     bars: tuple[Bar, ...]
     bar_width: float
     top: float
+    # Distance of the lines of the grid.
+    step: float
     first: str
     last: str
     totals: tuple[int, ...]
     width: int = WIDTH
     height: int = HEIGHT
+
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        """The values of the grid above the base, each with its y."""
+        values = (self.step * number for number in range(1, round(self.top / self.step) + 1))
+        return [(value, HEIGHT - (HEIGHT - TOP) * value / self.top) for value in values]
 
 
 def bar_chart(
@@ -51,7 +59,7 @@ def bar_chart(
     """Return the chart of `series` numbers a day; days without numbers have no bar."""
     days = (last - first).days + 1
     values = {day: tuple(max(one, 0) for one in found) for day, found in by_day.items()}
-    top, _ = scale(max(map(sum, values.values()), default=0), whole=True)
+    top, grid = scale(max(map(sum, values.values()), default=0), whole=True)
     step = WIDTH / days
     bars: list[Bar] = []
     for number in range(days):
@@ -60,7 +68,9 @@ def bar_chart(
             x = number * step + step * (1 - _FILLED) / 2
             bars.append(Bar(day, found, x, _parts(found, top)))
     totals = tuple(sum(bar.values[place] for bar in bars) for place in range(series))
-    return BarChart(tuple(bars), step * _FILLED, top, first.isoformat(), last.isoformat(), totals)
+    return BarChart(
+        tuple(bars), step * _FILLED, top, grid, first.isoformat(), last.isoformat(), totals
+    )
 
 
 def _parts(values: Sequence[int], top: float) -> tuple[BarPart, ...]:

@@ -129,6 +129,7 @@ class Console:
             self.owner_store,
             self.authenticator,
             self.catalogue,
+            self.database,
         )
 
     def _account_pages(self) -> AccountPages:

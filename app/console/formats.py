@@ -85,6 +85,11 @@ def iso_ago(text: str) -> str:
     return ago(datetime.fromisoformat(text).timestamp())
 
 
+def iso_soon(text: str, days: int = 14) -> bool:
+    """Return whether a moment in ISO 8601 is in the next days, or past."""
+    return datetime.fromisoformat(text).timestamp() < time.time() + days * 86_400
+
+
 def cost(nano: int) -> str:
     """Return an amount, in 1/1,000,000,000 of the configuration's currency."""
     return f"{nano / 1e9:,.4f}"
@@ -98,6 +103,7 @@ FILTERS = {
     "percent": percent,
     "ago": ago,
     "iso_ago": iso_ago,
+    "iso_soon": iso_soon,
     "rfc3339": rfc3339,
     "moment": moment,
     "clock": clock,

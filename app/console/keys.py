@@ -1,6 +1,6 @@
 """The pages of keys and their owners. Their scripts change keys through the admin API."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
@@ -15,13 +15,17 @@ from app.console.page_routes import page_router, require
 from app.console.rendering import HEADERS, Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
+from app.database import Database, DatabaseError
 from app.money import MAX_AMOUNT, PLACES
 from app.routing import Catalogue
+from app.usage import BudgetUse, budget_report
 
 # Rows of a page, which are rendered at once.
 PAGE = 50
 KEYS = f"{CONSOLE}/keys"
 OWNERS = f"{KEYS}/owners"
+# Budgets that are read, the most used first.
+BUDGETS = 500
 # Models that a form lists as examples.
 _MODELS = 100
 
@@ -56,6 +60,7 @@ class KeyPages:
     owners: OwnerStore
     authenticator: Authenticator
     catalogue: Catalogue
+    database: Database
 
     def shown(self, key: Any) -> ShownKey:
         return ShownKey.of(key, self.authenticator.default_limits)
@@ -69,17 +74,27 @@ class KeyPages:
     ) -> Response:
         """Return the page that lists keys, the newest first."""
         page = await self.store.page(PAGE, after)
+        used = await self._used_budgets()
         return self.renderer.page(
             visitor,
             "keys.html",
             status=404 if fault else 200,
             keys=[(self.shown(key), state_of(self.shown(key))) for key in page.keys],
+            used=used,
             more=page.keys[-1].id if page.more else None,
             after=after,
             sought=sought,
             fault=fault,
             may_create=bool(managed_roles(visitor)),
         )
+
+    async def _used_budgets(self) -> Mapping[str, BudgetUse]:
+        """Return how much of its budgets each key has used; none where the database is busy."""
+        try:
+            found = await budget_report(self.database, datetime.now(UTC).date(), BUDGETS)
+        except DatabaseError:
+            return {}
+        return {one.id: one for one in found if one.subject == "key"}
 
 
 def keys_pages(pages: KeyPages) -> APIRouter:

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,17 @@ from app.console.usage_query import (
     period_links,
     row_path,
 )
-from app.console.usage_view import chart_of, csv_of, totals_of, values_of
+from app.console.usage_view import (
+    DaysChart,
+    Totals,
+    chart_of,
+    csv_of,
+    first_day,
+    forecast,
+    stacked_chart,
+    totals_of,
+    values_of,
+)
 from app.console.visitor import Visitor
 from app.database import Database
 from app.errors import BadRequest, GatewayError, RouteNotFound
@@ -34,6 +44,10 @@ TABLE_ROWS = 1000
 # Keys, and as many owners, whose budgets are read, and rows that are shown.
 _BUDGETS_READ = 500
 BUDGET_ROWS = 50
+# Owners or models with a color of their own in the chart.
+STACKED = 5
+# Day of the month before which too little is known of it.
+FORECAST_FROM = 3
 # Names of models that the form offers.
 _MODELS = 100
 
@@ -93,16 +107,53 @@ class UsagePages:
     async def _report(self, query: UsageQuery) -> dict[str, Any]:
         report = await self.read(query)
         days = await report(by=["day"])
+        length = query.until - query.since + timedelta(days=1)
+        before = await report(
+            by=["day"], since=query.since - length, until=query.since - timedelta(days=1)
+        )
         rows = await report(by=query.by, limit=TABLE_ROWS + 1, largest_first=True)
         budgets = await budget_report(self.database, self.today(), _BUDGETS_READ)
         return {
-            "chart": chart_of(days, query.since, query.until),
+            "chart": await self._chart(query, report, days, rows),
             "totals": totals_of(days),
+            "before": totals_of(before),
+            "length": length.days,
+            "month_end": self._month_end(query, totals_of(days)),
             "groups": [group for group in GROUPS if group in query.by],
             "rows": rows[:TABLE_ROWS],
             "more": len(rows) > TABLE_ROWS,
             "budgets": budgets[:BUDGET_ROWS],
             "more_budgets": len(budgets) > BUDGET_ROWS,
+        }
+
+    async def _chart(
+        self,
+        query: UsageQuery,
+        report: Callable[..., Awaitable[list[UsageRow]]],
+        days: Sequence[UsageRow],
+        rows: Sequence[UsageRow],
+    ) -> DaysChart:
+        """Return the chart of days: by owner or model if the table is, else by kind of token."""
+        since = first_day(days, query.since, query.until)
+        group = next((one for one in ("owner", "model") if one in query.by), None)
+        if group is None:
+            return chart_of(days, since, query.until)
+        largest = dict.fromkeys(name for row in rows if (name := getattr(row, group)))
+        names = list(largest)[:STACKED]
+        groups = {name: await report(by=["day"], **{group: name}) for name in names}
+        money = any(row.cost_nano for row in days)
+        return stacked_chart(days, groups, since, query.until, money=money)
+
+    def _month_end(self, query: UsageQuery, totals: Totals) -> dict[str, Any] | None:
+        """Return what this month will have had at its end, if the period is this month so far."""
+        now = datetime.fromtimestamp(self.clock(), UTC)
+        if (query.since, query.until) != (now.date().replace(day=1), now.date()):
+            return None
+        if now.day < FORECAST_FROM:
+            return None
+        return {
+            "tokens": forecast(totals.tokens, now),
+            "cost_nano": forecast(totals.cost_nano, now),
         }
 
 

@@ -101,13 +101,19 @@ class PeriodLink:
 
 
 def period_links(query: UsageQuery, today: date) -> list[PeriodLink]:
-    """Return links to the usual periods, all of which end today."""
+    """Return links to the usual periods."""
     links: list[PeriodLink] = []
     for days, title in _PERIODS:
         other = replace(query, since=today - timedelta(days=days - 1), until=today)
         links.append(PeriodLink(title, other.path, other == query))
     month = replace(query, since=today.replace(day=1), until=today)
-    return [*links, PeriodLink("This month", month.path, month == query)]
+    end = today.replace(day=1) - timedelta(days=1)
+    last = replace(query, since=end.replace(day=1), until=end)
+    return [
+        *links,
+        PeriodLink("This month", month.path, month == query),
+        PeriodLink("Last month", last.path, last == query),
+    ]
 
 
 def row_path(query: UsageQuery, group: str, value: str) -> str:

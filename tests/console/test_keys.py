@@ -22,6 +22,8 @@ async def test_the_secret_of_a_new_key_is_shown_once_and_works(site: Site) -> No
         page = watched_page.page
         await page.goto(f"{KEYS}/new")
         await page.get_by_label("Name", exact=True).fill("Made here")
+        await page.get_by_label("All, also future ones").uncheck()
+        await page.get_by_label("demo", exact=True).check()
         await page.get_by_role("button", name="Create key").click()
         dialog = page.get_by_role("dialog")
         secret = await dialog.get_by_label("The key").inner_text()
@@ -29,6 +31,13 @@ async def test_the_secret_of_a_new_key_is_shown_once_and_works(site: Site) -> No
         await dialog.get_by_role("button", name="Copy", exact=True).click()
         await expect(dialog.get_by_text("Copied.")).to_be_visible()
         assert await page.evaluate("() => navigator.clipboard.readText()") == secret
+        await dialog.get_by_role("button", name="Copy curl").click()
+        await page.wait_for_function(
+            "() => navigator.clipboard.readText().then((t) => t.includes('curl'))"
+        )
+        command = await page.evaluate("() => navigator.clipboard.readText()")
+        assert secret in command
+        assert "/v1/chat/completions" in command
         await dialog.get_by_role("button", name="I have copied it").click()
         await expect(page.get_by_role("heading", name="Made here")).to_be_visible()
         assert secret not in await page.content()
@@ -41,6 +50,7 @@ async def test_the_secret_of_a_new_key_is_shown_once_and_works(site: Site) -> No
         "/v1/models", headers={"authorization": f"Bearer {secret}"}
     )
     assert answer.status_code == 200
+    assert [model["id"] for model in answer.json()["data"]] == ["demo"]
 
 
 async def test_a_manager_makes_keys_of_clients_only(site: Site) -> None:
@@ -83,7 +93,7 @@ async def test_names_of_keys_are_text(site: Site) -> None:
     async with site.visit(Role.ADMIN) as watched_page:
         page = watched_page.page
         await page.goto(KEYS)
-        await page.get_by_role("link", name=MARKUP).click()
+        await page.get_by_role("rowheader").get_by_role("link", name=MARKUP).click()
         await expect(page.get_by_role("heading", name=MARKUP)).to_be_visible()
         await page.goto(f"{KEYS}/owners")
         await expect(page.get_by_text(MARKUP).first).to_be_visible()

@@ -71,7 +71,7 @@ async def test_usage_is_filtered_charted_and_downloaded(site: Site) -> None:
         table = page.get_by_role("region", name="By day, key, model")
         await expect(table.get_by_text("45,678")).to_be_visible()
         await expect(table.get_by_role("link", name=MARKUP)).to_be_visible()
-        await expect(page.get_by_role("img", name="Tokens a day from")).to_be_visible()
+        await expect(page.get_by_role("img", name="Cost a day from")).to_be_visible()
         await expect(page.get_by_text("54,690 of 60,000 tokens, 91 %")).to_be_visible()
         await assert_accessible(watched_page)
         async with page.expect_download() as download:

@@ -4,12 +4,14 @@
 import {api, notify} from "./api.js";
 import {confirmAction} from "./dialogs.js";
 import {refresh} from "./page_parts.js";
+import {curlOf, pythonOf, shellQuoted} from "./snippets.js";
 
 const NUMBERS = [
   "requests_per_minute", "tokens_per_minute", "concurrent_requests", "daily_tokens", "monthly_tokens",
   "daily_cost", "monthly_cost",
 ];
 const KEYS = "/console/keys";
+const NOT_COPIED = "The browser does not let this page copy: select the text and copy it.";
 
 /** Return a key's fields as the API has them. Throws Error if the rules are not JSON. */
 function keyFields(form) {
@@ -17,7 +19,7 @@ function keyFields(form) {
   const fields = {
     name: text("name"),
     owner: text("owner"),
-    models: text("models").split(/[\n,]/).map((one) => one.trim()).filter(Boolean),
+    models: modelsOf(form),
     expires: text("expires") ? `${text("expires")}:00Z` : null,
     priority: Number(text("priority")),
     weight: Number(text("weight")),
@@ -27,6 +29,22 @@ function keyFields(form) {
   if (form.elements.role) fields.role = text("role");
   return fields;
 }
+
+function modelsOf(form) {
+  return form.elements.models.value.split(/[\n,]/).map((one) => one.trim()).filter(Boolean);
+}
+
+// Boxes and text are the same list: each follows the other.
+document.addEventListener("input", ({target}) => {
+  const form = target.closest("[data-key-form]");
+  if (!form) return;
+  if (target.dataset.model) {
+    const others = modelsOf(form).filter((name) => name !== target.dataset.model);
+    form.elements.models.value = (target.checked ? [...others, target.dataset.model] : others).join("\n");
+  } else if (target.name === "models") {
+    for (const box of form.querySelectorAll("[data-model]")) box.checked = modelsOf(form).includes(box.dataset.model);
+  }
+});
 
 function limitFields(form) {
   const values = NUMBERS.map((name) => form.elements[name].value.trim());
@@ -48,17 +66,45 @@ function changes(before, after) {
   return Object.fromEntries(Object.entries(after).filter(differs));
 }
 
-/** Show a secret once; resolve when the dialog is closed and the secret is gone. */
-function showSecret(title, secret) {
+// What one needs to begin with a key. The programs read it from the environment.
+function snippetsOf(secret, model) {
+  const url = `${location.origin}/v1`;
+  const body = {model, messages: [{role: "user", content: "Hello!"}], stream: true};
+  return {
+    environment: `API_KEY=${secret}\nOPENAI_API_KEY=${secret}\nOPENAI_BASE_URL=${url}\n`,
+    curl: `export API_KEY=${shellQuoted(secret)}\n${curlOf(`${url}/chat/completions`, body)}`,
+    Python: pythonOf(`${url}/chat/completions`, body),
+  };
+}
+
+/**
+ * Show the secret of a key once; resolve when the dialog is closed and the secret is gone.
+ * What to begin with is shown for clients: keys of other roles may use no model.
+ */
+function showSecret(title, {key: secret, role, models}) {
   const dialog = document.getElementById("secret-dialog");
   const output = document.getElementById("secret");
   const copied = document.getElementById("copied");
   document.getElementById("secret-title").textContent = title;
   output.textContent = secret;
   copied.textContent = "";
-  const clear = () => { output.textContent = ""; };
+  const environment = document.getElementById("environment");
+  const model = models.find((name) => !name.includes("*")) ?? dialog.dataset.model;
+  let snippets = snippetsOf(secret, model);
+  environment.textContent = snippets.environment;
+  document.getElementById("snippets").hidden = role !== "client";
+  const clear = () => {
+    output.textContent = "";
+    environment.textContent = "";
+    snippets = {};
+  };
+  for (const button of dialog.querySelectorAll("[data-snippet]")) {
+    button.onclick = async () => {
+      copied.textContent = await copyText(environment, snippets[button.dataset.snippet]) ? "Copied." : NOT_COPIED;
+    };
+  }
   const copy = async () => {
-    copied.textContent = await copyText(output) ? "Copied." : "The browser does not let this page copy: select the key and copy it.";
+    copied.textContent = await copyText(output) ? "Copied." : NOT_COPIED;
   };
   const close = () => {
     clear(); // at once: the event of the close comes later
@@ -83,14 +129,15 @@ function showSecret(title, secret) {
   });
 }
 
-/** Copy the text of an element; return whether the browser did. It offers the clipboard only over TLS. */
-async function copyText(element) {
+/** Copy the text of an element, or another one in its place; return whether the browser did. It offers the clipboard only over TLS. */
+async function copyText(element, text = element.textContent) {
   if (navigator.clipboard) {
     try {
-      await navigator.clipboard.writeText(element.textContent);
+      await navigator.clipboard.writeText(text);
       return true;
     } catch { /* refused: the old way may work */ }
   }
+  if (text !== element.textContent) element.textContent = text; // to be selected
   getSelection().selectAllChildren(element);
   return document.execCommand("copy");
 }
@@ -98,7 +145,7 @@ async function copyText(element) {
 async function createKey(form) {
   const made = await api("/admin/keys", {method: "POST", body: keyFields(form)});
   form.reset();
-  await showSecret(`The key “${made.name}”`, made.key);
+  await showSecret(`The key “${made.name}”`, made);
   location.assign(`${KEYS}/${made.id}`);
 }
 
@@ -117,7 +164,7 @@ async function rotateKey(form) {
   const body = {grace_s: Number(form.elements.grace.value)};
   const made = await api(`/admin/keys/${form.dataset.rotate}/rotate`, {method: "POST", body});
   form.closest("dialog").close();
-  await showSecret(`The new secret of “${made.name}”`, made.key);
+  await showSecret(`The new secret of “${made.name}”`, made);
   await refresh("facts");
 }
 

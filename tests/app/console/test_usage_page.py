@@ -59,10 +59,10 @@ async def test_the_chart_has_a_bar_for_each_day_that_has_usage(
     made = await new_key(gateway, admin, name="charted")
     await use(gateway, key_id=made["id"], usage=Usage(70, 30))
     text = await page(admin, "?key=charted")
-    assert text.count('<rect class="day" x=') == 1
-    assert text.count('<rect class="day second" x=') == 1
+    assert text.count('<rect class="day part-1" x=') == 1
+    assert text.count('<rect class="day part-2" x=') == 1
     assert ": 70 prompt, 30 generated</title>" in text
-    assert '<rect class="day" x=' not in await page(admin, "?key=charted&to=2026-01-01")
+    assert '<rect class="day part-1" x=' not in await page(admin, "?key=charted&to=2026-01-01")
 
 
 async def test_names_are_shown_as_text(gateway: Gateway, admin: httpx.AsyncClient) -> None:
@@ -183,3 +183,18 @@ async def test_a_client_sees_no_usage_of_others(gateway: Gateway) -> None:
 async def test_a_download_needs_a_session(gateway: Gateway) -> None:
     async with httpx.AsyncClient(base_url=str(gateway.client.base_url)) as nobody:
         assert (await nobody.get(f"{PAGE}/csv")).status_code == 303
+
+
+async def test_the_chart_is_stacked_by_owner_and_compared(
+    gateway: Gateway, admin: httpx.AsyncClient
+) -> None:
+    for number in range(7):
+        made = await new_key(gateway, admin, name=f"stacked {number}", owner=f"team {number}")
+        tokens = Usage(10**9 * (7 - number), 1)
+        await use(gateway, key_id=made["id"], owner=f"team {number}", usage=tokens)
+    text = await page(admin, "?by=owner")
+    legend = text[text.index('<ul class="legend">') : text.index("</figcaption>")]
+    assert [f"team {number}" in legend for number in range(7)] == [True] * 5 + [False] * 2
+    assert "others" in legend
+    assert "Cost a day" in text
+    assert "Last month" in text

@@ -33,6 +33,8 @@ default_ulimits = ["nofile=10000:10000", "nproc=2000:2000"]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+[network]
+network_config_dir = "{0}/networks"
 """
 _STORAGE = """
 [storage]
@@ -55,7 +57,7 @@ class Podman:
         self.socket = directory / "p.sock"
         self.registry_port = free_port()
         for name, text in {
-            "containers": _CONTAINERS,
+            "containers": _CONTAINERS.format(directory),
             "storage": _STORAGE.format(directory),
             "registries": f'[[registry]]\nlocation = "127.0.0.1:{self.registry_port}"\n'
             "insecure = true\n",

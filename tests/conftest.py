@@ -58,7 +58,8 @@ ON_SHARED = (
     "tests/e2e/test_anthropic_sdk.py", "tests/e2e/test_cancellation.py",
     "tests/e2e/test_engine_environment.py", "tests/e2e/test_engines_page.py",
     "tests/e2e/test_ledger.py", "tests/e2e/test_openai_sdk.py", "tests/e2e/test_tenants.py",
-    "tests/e2e/test_usage.py", "tests/e2e/test_wire.py", "tests/engines/test_vllm_plugin.py",
+    "tests/e2e/test_usage.py", "tests/e2e/test_wire.py",
+    "tests/engines/inside/test_vllm_gateway_plugin.py",
 )  # fmt: skip
 # The longest come first, so that no worker waits long for the other at the end.
 LONGEST = (

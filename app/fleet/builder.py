@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from app.fleet.engine_plan import EngineConfig, config_hash
 from app.routing import Replica
 from app.settings import ConfigError, ModelSettings, Settings
+from engines import interpreter
 from engines.container import ContainerEngine, find_socket
 from engines.gpu import (
     VISIBLE_DEVICES,
@@ -145,7 +146,7 @@ class Builder:
                 spec,
                 served_name=model,
                 run_dir=self._run_dir,
-                launcher=self._launcher or vllm_launcher(),
+                launcher=self._launcher or _launcher(spec),
                 env=self._env(config),
                 turn=self._turn,
                 keep=self._keep,
@@ -221,3 +222,8 @@ class Builder:
     def _placement(self, config: EngineConfig) -> Placement | None:
         placements = (placement for one, placement in reversed(self._placed) if one == config)
         return next(placements, None)
+
+
+def _launcher(spec: ProcessSpec) -> Sequence[str]:
+    """Return the command that runs an engine's vLLM. Raises LauncherMissing."""
+    return vllm_launcher() if spec.python is None else interpreter.launcher(spec.python)

@@ -1,20 +1,22 @@
 """Finds engines that evidently cannot start, for `check` and for a reload.
 
-Checks model paths, the length of socket paths, vLLM's flags and parser names, sleep mode, parallel
-sizes that this machine cannot have, and whether a node of the Ray cluster can hold an engine.
-`Builder.place` checks the GPUs of a spec.
+Checks model paths, the length of socket paths, interpreters, vLLM's flags and parser names, sleep
+mode, parallel sizes that this machine cannot have, and whether a node of the Ray cluster can hold
+an engine. `Builder.place` checks the GPUs of a spec.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from app.errors import SHUTTING_DOWN
 from app.fleet.builder import Builder
 from app.fleet.engine_plan import EngineConfig
 from app.settings import Settings
+from engines import interpreter
 from engines.container import DaemonError, find_socket, missing_image
 from engines.flags import FlagTable, ParserUnavailable, check_flags
 from engines.gpu import (
@@ -26,6 +28,7 @@ from engines.gpu import (
     visible_devices,
 )
 from engines.guard import scratch
+from engines.interpreter import InterpreterFault
 from engines.process import SOCKET
 from engines.ray import (
     Cluster,
@@ -93,11 +96,13 @@ def run_preflight(
         ]
     # The flags of a container are those of its image's vLLM.
     with_flags = [spec for spec in specs if not isinstance(spec, ContainerSpec)]
-    if (with_flags or on_ray) and builder.runs_vllm:
-        try:
-            faults += _flags(settings, [*with_flags, *on_ray], builder, ended)
-        except ParserUnavailable as error:
-            notes.append(f"flags of engines were not checked: {error}")
+    if builder.runs_vllm:
+        for python, group in _by_interpreter([*with_flags, *on_ray]).items():
+            of = "" if python is None else f" of {python}"
+            try:
+                faults += _flags(settings, group, python, builder, ended)
+            except ParserUnavailable as error:
+                notes.append(f"flags of engines{of} were not checked: {error}")
     return PreflightResult(tuple(faults), tuple(notes))
 
 
@@ -164,14 +169,31 @@ async def _unplaceable(
     ]
 
 
+def _by_interpreter(specs: Sequence[ManagedSpec]) -> Mapping[Path | None, Sequence[ManagedSpec]]:
+    """Return the specs of each interpreter; None: this environment's, or the nodes'."""
+    groups: dict[Path | None, list[ManagedSpec]] = {}
+    for spec in specs:
+        python = spec.python if isinstance(spec, ProcessSpec) else None
+        groups.setdefault(python, []).append(spec)
+    return groups
+
+
 def _flags(
     settings: Settings,
     specs: Sequence[ManagedSpec],
+    python: Path | None,
     builder: Builder,
     ended: threading.Event | None,
 ) -> list[str]:
-    """Return the faults in the flags of engines. Raises ParserUnavailable."""
-    verdict = check_flags(specs, settings.server.run_dir, ended)
+    """Return the faults of one interpreter and in the flags of its engines.
+
+    Raises ParserUnavailable.
+    """
+    try:
+        other = None if python is None else interpreter.probe(python)
+    except InterpreterFault as error:
+        return [settings.engine_fault(spec, str(error), "python") for spec in specs]
+    verdict = check_flags(specs, settings.server.run_dir, ended, other)
     found: list[str] = []
     for spec, faults in zip(specs, verdict.faults, strict=True):
         for fault in faults:

@@ -10,6 +10,7 @@ from app.fleet.takeover import EngineSnapshot, MachineResources, OverlapCheck, c
 from engines.base import EngineState
 from engines.gpu import AcceleratorError, Device, available_host_gib
 from engines.process import vllm_runs_on_cpu
+from engines.spec import ProcessSpec
 
 
 async def check_overlap_now(fleet: Fleet, old: DeployedEngine, new: EngineConfig) -> OverlapCheck:
@@ -36,7 +37,7 @@ def free_resources(fleet: Fleet, budget_gib: float | None) -> MachineResources:
             if one.engine.state is EngineState.STARTING
         )
         free_gib = max(free_gib - sum(starting), 0.0)
-    return MachineResources(devices, vllm_runs_on_cpu(), free_gib, budget_gib)
+    return MachineResources(devices, _all_on_cpu(fleet), free_gib, budget_gib)
 
 
 def take_snapshots(fleet: Fleet) -> dict[str, EngineSnapshot]:
@@ -54,6 +55,13 @@ def _take_snapshot(deployed: DeployedEngine) -> EngineSnapshot:
 def _configured_engines(fleet: Fleet) -> Iterator[DeployedEngine]:
     """Yield the engines of the configuration, without discovered servers."""
     return (engine for one in fleet.deployments.values() for engine in one.engines)
+
+
+def _all_on_cpu(fleet: Fleet) -> bool:
+    """Return whether the vLLM of every engine is built for CPUs."""
+    specs = (one.config.spec for one in _configured_engines(fleet))
+    pythons = {spec.python for spec in specs if isinstance(spec, ProcessSpec)}
+    return all(map(vllm_runs_on_cpu, pythons or {None}))
 
 
 def _budgeted_gib(fleet: Fleet) -> float:

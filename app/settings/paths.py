@@ -5,7 +5,7 @@ working directory stay as they were written, and are shown so.
 """
 
 from collections.abc import Iterator, Mapping
-from os.path import normpath
+from os.path import expanduser, normpath
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ def anchor_engine_paths(data: dict[str, Any], directory: Path) -> None:
         model = engine.get("model")
         if isinstance(model, str) and not _is_repository(model, directory):
             engine["model"] = str(_below(directory, Path(model)))
+        if engine.get("kind") == "process" and isinstance(engine.get("python"), str):
+            engine["python"] = str(_below(directory, Path(expanduser(engine["python"]))))
         discover = engine.get("discover")
         if isinstance(discover, dict) and isinstance(discover.get("file"), str):
             discover["file"] = str(_below(directory, Path(discover["file"])))

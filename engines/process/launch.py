@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import environment, media
+from engines import environment, interpreter, media
 from engines.base import EngineFacts
 from engines.guard import directories, scratch
 from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
@@ -70,6 +70,11 @@ class Launch:
         return self.directory / LOG
 
     @property
+    def python(self) -> Path | None:
+        """The interpreter of another environment of this machine; None: it has none."""
+        return self.spec.python if isinstance(self.spec, ProcessSpec) else None
+
+    @property
     def fingerprint(self) -> str:
         """A digest of what an engine must have been started with to be adopted."""
         command = (*self.command, self.place) if self.place else self.command
@@ -79,7 +84,8 @@ class Launch:
     def own_env(self) -> dict[str, str]:
         """The variables that are set for this engine, whatever the gateway's environment has."""
         asleep = SLEEP_ENV if self.spec.sleep_level else {}
-        return {**media.ENV, **asleep, **self.env, **self.spec.env}
+        own = {**media.ENV, **asleep, **self.env, **self.spec.env}
+        return own if self.python is None else {**own, **interpreter.python_path(own)}
 
     def prepare(self) -> dict[str, str]:
         """Make the directory; return the complete environment of the engine.
@@ -101,6 +107,8 @@ class Launch:
             written = json.dumps(dataclasses.asdict(self.origin))
             (self.directory / ORIGIN).write_text(written)
         ours = environment.inherited(os.environ, self.spec.inherit_env, self.withheld)
+        if self.python is not None:
+            ours = interpreter.variables(ours, self.python)
         return {**ours, **self._temporary(), **self.own_env}
 
     def _temporary(self) -> dict[str, str]:

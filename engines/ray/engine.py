@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from engines import vllm_key
 from engines.base import EngineCapabilities
 from engines.http import Address, Http1Client
+from engines.inside import vllm_gateway_key
 from engines.output import redact_command
 from engines.process import QUIET_FLAG, Launch, SupervisedEngine
 from engines.ray.cluster import Cluster
@@ -53,7 +53,7 @@ class RayEngine(SupervisedEngine):
                 f"--model={spec.model}",
                 f"--served-model-name={served_name}",
                 QUIET_FLAG,
-                vllm_key.FLAG,
+                vllm_gateway_key.FLAG,
                 *(tls.flags if tls else ()),
                 *spec.added_flags(media_domains),
                 *spec.argv(),

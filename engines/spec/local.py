@@ -274,12 +274,23 @@ class ProcessSpec(LocalSpec):
     """A vLLM server that the gateway runs as a child process on a Unix socket."""
 
     kind: Literal["process"]
+    python: Path | None = Field(
+        None,
+        description="Python interpreter of another environment, whose vLLM runs, such as "
+        "/opt/vllm/bin/python. Default: the vLLM of the gateway's own environment.",
+    )
     replicas: int = Field(1, ge=1, le=64, description="Number of engines of this specification.")
     sleep_level: Literal[1, 2] | None = Field(
         None,
         description="Put the engine to sleep instead of stopping it when it is unloaded (vLLM's "
         "sleep mode, GPU only): 1 keeps the weights in CPU memory, 2 discards them.",
     )
+
+    @field_validator("python")
+    @classmethod
+    def _absolute(cls, python: Path | None) -> Path | None:
+        # Links are kept: by theirs, an interpreter finds its virtual environment.
+        return None if python is None else Path(os.path.abspath(os.path.expanduser(python)))
 
 
 class InProcessSpec(LocalSpec):

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from engines.vllm_key import RequireKey
+from engines.inside.vllm_gateway_key import RequireKey
 from tests.fakes import ranks
 from tests.fakes.block_events import message_answer, message_events, response_events
 from tests.fakes.completion_events import (

@@ -32,7 +32,7 @@ class FakeParser:
         self.refuses: dict[str, str] = {}
 
     def __call__(
-        self, lines: Sequence[Sequence[str]], _ended: object = None
+        self, lines: Sequence[Sequence[str]], _ended: object = None, _python: object = None
     ) -> tuple[Mapping[str, Any], list[str | None]]:
         self.asked += lines
         refusals = (

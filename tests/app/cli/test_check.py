@@ -161,7 +161,7 @@ def test_invalid_url_is_not_shown() -> None:
 
 
 def test_skipped_check_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_lines: object, _ended: object) -> None:
+    def silent(*_: object) -> None:
         raise ParserUnavailable("vLLM gave no answer in 120 s")
 
     monkeypatch.setattr(flag_check, "run_parser", silent)

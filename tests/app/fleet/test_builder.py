@@ -52,6 +52,21 @@ def test_replica_knows_whether_its_engine_schedules_by_priority(
     assert build(tmp_path, engine).by_priority is by_priority
 
 
+def test_gateway_without_vllm_runs_that_of_another_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    here, there = PROCESS, {**PROCESS, "python": "/opt/vllm/bin/python"}
+    settings = settings_for({"name": "demo", "engines": [there, here]}, run_dir=tmp_path)
+    other, own = initial_engines(settings)["demo"]
+    build_engine = Builder(settings)
+    runs = build_engine("demo", other).engine.describe()
+    assert runs.startswith("/opt/vllm/bin/python ")
+    assert "/vllm_gateway_serve.py --model=m " in runs
+    with pytest.raises(LauncherMissing, match="name another environment by `python`"):
+        build_engine("demo", own)
+
+
 def test_engine_on_ray_needs_ray_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "ray_is_installed", lambda: False)
     with pytest.raises(LauncherMissing, match="run `make setup-ray`"):

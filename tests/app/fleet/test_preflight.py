@@ -14,9 +14,11 @@ from app.fleet.builder import Builder
 from app.fleet.engine_plan import initial_engines
 from app.fleet.preflight import PreflightResult, run_preflight
 from app.settings import load_settings
+from engines import interpreter
 from engines.flags import check as flag_check
 from engines.flags.check import ParserUnavailable
 from engines.gpu import Device
+from engines.interpreter import Installation
 from engines.ray import cluster
 from tests.app.configuration import isolate
 from tests.fakes import vllm_flags
@@ -69,6 +71,38 @@ def test_valid_engine_has_no_fault() -> None:
     assert check({}) == PreflightResult((), ())
 
 
+def test_interpreter_that_cannot_be_used_is_a_fault() -> None:
+    assert faults({"python": "/nowhere/python", "replicas": 2}) == [
+        "engines[0].python: /nowhere/python does not exist"
+    ]
+
+
+def test_flags_are_judged_by_the_vllm_of_their_interpreter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Path | None] = []
+
+    def answer(
+        lines: list[list[str]], _ended: object, python: Path | None
+    ) -> tuple[Any, list[str | None]]:
+        asked.append(python)
+        flags = vllm_flags.TABLE["flags"] | ({} if python is None else {"from-another": False})
+        table = {**vllm_flags.TABLE, "flags": flags}
+        return table, [None] * len(lines)
+
+    def found(python: Path) -> Installation:
+        return Installation(python, "3.12", tmp_path, "0.31.0", on_cpu=True)
+
+    monkeypatch.setattr(flag_check, "run_parser", answer)
+    monkeypatch.setattr(interpreter, "probe", found)
+    args = {"from-another": "x"}
+    [fault] = faults({"args": args}, {"args": args, "python": "/opt/a/bin/python"})
+    assert fault.startswith("engines[0].args.from-another: ")
+    assert asked == [None, Path("/opt/a/bin/python")]
+    faults(*({"args": args, "python": f"/opt/{one}/bin/python"} for one in "ab"))
+    assert asked[2:] == [Path("/opt/b/bin/python")]  # what the first accepts is in its cache
+
+
 def test_faults_of_all_engines_are_reported_once_each() -> None:
     assert faults(
         {"model": "./nowhere", "replicas": 3}, {"args": {"max-modellen": 1}, "replicas": 2}
@@ -97,7 +131,7 @@ def test_flags_of_another_launcher_are_not_checked(monkeypatch: pytest.MonkeyPat
 def test_unanswered_flag_check_is_a_note_not_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def silent(_lines: object, _ended: object) -> None:
+    def silent(*_: object) -> None:
         raise ParserUnavailable("vLLM gave no answer in 120 s")
 
     monkeypatch.setattr(flag_check, "run_parser", silent)

@@ -13,9 +13,12 @@ import psutil
 import pytest
 
 from app.fleet import DetachedEngines
+from engines import inside
 from engines.base import EngineNotReady, EngineState
+from engines.interpreter import launcher
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
+from tests.engines.environments import NEW, OLD, make_environment
 from tests.engines.processes import LAUNCHER, Make, ask, build, chat, family, gone, ready
 from tests.gateway import free_port
 from tests.waiting import wait_until
@@ -231,6 +234,34 @@ async def test_missing_launcher_is_reported(make: Make) -> None:
     engine = make(launcher=("/nonexistent/python",))
     with pytest.raises(EngineNotReady, match="cannot run /nonexistent/python"):
         await ready(engine)
+
+
+@pytest.mark.parametrize("server", [NEW, OLD], ids=["0.30", "0.28"])
+async def test_vllm_of_another_environment_serves(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    python = make_environment(tmp_path / "env", "0.31.0", server)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "gateway"))
+    engine = make(python=python, env={"PYTHONPATH": "/given"}, launcher=launcher(python))
+    await ready(engine)
+    assert await ask(engine) == 200
+    log = "\n".join(engine.recent_log())
+    # Our plugin by its path, and nothing else of the gateway's environment.
+    assert "plugins: ['vllm_gateway_plugin:register']" in log
+    assert "packages: []" in log
+    assert f'"PYTHONPATH": "{inside.DIRECTORY}:/given"' in log
+    assert f'"PATH": "{python.parent}:' in log
+
+
+async def test_interpreter_without_vllm_is_reported_before_the_start(
+    make: Make, tmp_path: Path
+) -> None:
+    python = make_environment(tmp_path / "env", None)
+    engine = make(python=python, launcher=launcher(python))
+    with pytest.raises(EngineNotReady, match=r"^python: .*/env/bin/python \(.*has no vLLM"):
+        await ready(engine)
+    assert engine.given_up
+    assert not (tmp_path / "demo-0" / "engine.log").exists()
 
 
 async def test_missing_model_directory_is_reported_before_the_start(tmp_path: Path) -> None:

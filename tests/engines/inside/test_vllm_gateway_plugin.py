@@ -10,13 +10,13 @@ from types import ModuleType
 
 import pytest
 
-from engines import vllm_plugin
 from engines.guard.process_tree import MARKER_VARIABLE
+from engines.inside import vllm_gateway_plugin
 from tests.e2e.deployment import Deployment
 
 POLLING_PROGRAM = """
-import engines.vllm_plugin
-engines.vllm_plugin.register()
+from engines.inside import vllm_gateway_plugin
+vllm_gateway_plugin.register()
 from vllm.distributed.device_communicators import shm_broadcast
 print(shm_broadcast.sched_yield.__module__)
 """
@@ -24,13 +24,13 @@ print(shm_broadcast.sched_yield.__module__)
 
 def test_vllm_finds_the_plugin() -> None:
     found = [e for e in entry_points(group="vllm.general_plugins") if e.name == "vllm_gateway"]
-    assert [entry.load() for entry in found] == [vllm_plugin.register]
+    assert [entry.load() for entry in found] == [vllm_gateway_plugin.register]
 
 
 def test_other_vllm_processes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "vllm", None)  # an import of it would fail
-    vllm_plugin.register()
+    vllm_gateway_plugin.register()
 
 
 def test_engines_on_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,14 +44,17 @@ def test_engines_on_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.setitem(sys.modules, "vllm.distributed", None)
-    vllm_plugin.register()
+    vllm_gateway_plugin.register()
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     ("marks", "who"),
-    [({MARKER_VARIABLE: "/run/engine"}, "engines.vllm_plugin"), ({}, "vllm.distributed.utils")],
+    [
+        ({MARKER_VARIABLE: "/run/engine"}, "engines.inside.vllm_gateway_plugin"),
+        ({}, "vllm.distributed.utils"),
+    ],
     ids=["an engine of a gateway", "another process"],
 )
 def test_polling_sleeps_in_managed_engines_only(marks: dict[str, str], who: str) -> None:
@@ -92,7 +95,7 @@ class Runner:
 def test_a_discarded_sample_draws_nothing_from_a_seed(fails: bool) -> None:
     runner = Runner({0: "a", 2: "c"}, [False, True, True])
     generators = runner.input_batch.generators
-    sample_tokens = vllm_plugin.sparing_generators(Runner.sample_tokens)
+    sample_tokens = vllm_gateway_plugin.sparing_generators(Runner.sample_tokens)
     grammar: object = ValueError("sampling failed") if fails else "grammar"
     with pytest.raises(ValueError) if fails else nullcontext():
         assert sample_tokens(runner, grammar) == "grammar"

@@ -3,7 +3,7 @@
 vLLM (0.32) asks for VLLM_API_KEY below /v1 and a few more prefixes. An engine on a network has it
 on its other routes too, such as /metrics, /tokenize, /score and those of VLLM_SERVER_DEV_MODE=1:
 
-    vllm serve --middleware=engines.vllm_key.RequireKey
+    vllm serve --middleware=engines.inside.vllm_gateway_key.RequireKey
 """
 
 import hmac

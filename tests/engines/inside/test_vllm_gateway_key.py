@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engines.vllm_key import FLAG, KEY, RequireKey
+from engines.inside.vllm_gateway_key import FLAG, KEY, RequireKey
 
 Message = dict[str, Any]
 RIGHT = (b"authorization", b"Bearer secret")

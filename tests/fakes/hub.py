@@ -108,10 +108,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if data is None:
             return self._refuse(404, "EntryNotFound")
         headers = {"ETag": f'"{_oid(data)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        status, start = 200, 0
+        status, start, size = 200, 0, len(data)
         if part := _RANGE.fullmatch(self.headers.get("range", "")):
-            status, start = 206, int(part[1])
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            status, start, last = 206, int(part[1]), min(int(part[2] or size), size - 1)
+            headers["Content-Range"] = f"bytes {start}-{last}/{size}"
+            data = data[: last + 1]
         cut = self.hub.cut_after
         if self.command == "GET" and cut is not None and self.hub.cuts and len(data) - start > cut:
             self.hub.cuts -= 1

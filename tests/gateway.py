@@ -19,11 +19,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.application import Application
+from app.certificate import Certificate
 from app.database import Database
 from app.discovery import FindSource, find_source
 from app.main import create_app
 from app.server import gateway_server, metrics_server
-from app.server.certificate import Certificate
 from app.server.listen import listen
 from app.settings import Settings, digest
 from tests.fakes.vllm import Fake

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from app.certificate import Certificate
 from app.cli.engine_memory import engine_memory
 from app.cli.faults import fail, faults
 from app.cli.options import ConfigOption
-from app.server.certificate import Certificate
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
 
 if TYPE_CHECKING:  # slow to import

@@ -10,8 +10,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.application import Application
+from app.certificate import Certificate
 from app.errors import GatewayError
-from app.server.certificate import Certificate
 from app.server.connection import (
     ClientConnection,
     ConnectionBounds,

@@ -16,11 +16,11 @@ from typing import Any
 import uvloop
 
 from app.application import Application
+from app.certificate import Certificate
 from app.errors import Conflict, InvalidConfiguration
 from app.fleet import STOP_GRACE_S
 from app.main import create_app
 from app.server.banner import banner, engine_failures, print_without_waiting, status_line
-from app.server.certificate import Certificate
 from app.server.database import other_database, prepare_database
 from app.server.handover import Predecessor, find_predecessor
 from app.server.http_server import HttpServer, gateway_server, metrics_server

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.server import certificate as certificate_module
-from app.server.certificate import Certificate
+from app import certificate as certificate_module
+from app.certificate import Certificate
 from app.settings import ConfigError, TlsSettings
 from tests.certificates import Identity, make_identity
 from tests.waiting import wait_until

@@ -18,13 +18,14 @@ def engine_memory(spec: "LocalSpec", builder: "Builder") -> Iterator[str]:
     """Yield the lines of the plan of an engine whose model is a directory here."""
     from engines.plan import PlanError, options_of, plan_lines, plan_memory, read_model_files
 
-    if not Path(spec.model).expanduser().is_dir():
+    model = spec.model_here
+    if model is None or not Path(model).expanduser().is_dir():
         return
     try:
         options = options_of(spec.args, _gpu_gib(builder))
         if options.gpu_gib is None and (space := _cpu_cache(spec)) is not None:
             options = replace(options.for_cpu(), cache_bytes=space)
-        yield from plan_lines(plan_memory(read_model_files(spec.model), options))
+        yield from plan_lines(plan_memory(read_model_files(model), options))
     except PlanError as error:
         yield f"memory is not known: {error}"
 

@@ -134,8 +134,8 @@ def _read_media(specs: Sequence[EngineSpec]) -> frozenset[str] | None:
     taken: frozenset[str] = frozenset()
     for spec in specs:
         found = None
-        if isinstance(spec, LocalSpec):
-            found = media_of_model(spec.model, spec.args, spec.env)
+        if isinstance(spec, LocalSpec) and spec.model_here is not None:
+            found = media_of_model(spec.model_here, spec.args, spec.env)
         if found is None:
             return None
         taken |= found

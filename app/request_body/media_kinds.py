@@ -4,6 +4,7 @@ vLLM refuses them too, but a model on demand would be loaded first.
 """
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -37,14 +38,15 @@ class _Message(msgspec.Struct, gc=False):
     content: str | list[str | _Part] | None = None
 
 
-_messages = msgspec.json.Decoder(list[_Message])
+# Of a batch, conversations.
+_messages = msgspec.json.Decoder(list[_Message | list[_Message]])
 
 
 def media_kinds(label: str, body: ParsedBody) -> frozenset[str]:
     """Return the kinds of media in a request to an endpoint, as far as its form is known."""
     if label in AUDIO:
         return frozenset({"audio"})
-    return frozenset(kind for name in MESSAGES for kind in _kinds_in(body.members.get(name)))
+    return frozenset().union(*(_kinds_in(body.members.get(name)) for name in MESSAGES))
 
 
 def check_taken(kinds: Collection[str], taken: Collection[str], model: str) -> None:
@@ -57,15 +59,17 @@ def check_taken(kinds: Collection[str], taken: Collection[str], model: str) -> N
         )
 
 
-def _kinds_in(messages: msgspec.Raw | None) -> Iterator[str]:
+def _kinds_in(messages: msgspec.Raw | None) -> frozenset[str]:
     if messages is None or len(messages) > MAX_READ:
-        return
+        return frozenset()
     try:
         found = _messages.decode(messages)
+        lists = (one if isinstance(one, list) else (one,) for one in found)
+        return frozenset(
+            kind for one in chain.from_iterable(lists) for kind in _kinds_of(one.content)
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return  # of a form that the engine may know
-    for message in found:
-        yield from _kinds_of(message.content)
+        return frozenset()  # of a form that the engine may know
 
 
 def _kinds_of(content: str | list[str | _Part] | None) -> Iterator[str]:

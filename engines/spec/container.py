@@ -107,6 +107,10 @@ class ContainerSpec(LocalSpec):
             for volume, source in zip(self.volumes, map(_directory, self.volumes), strict=True)
         ]
 
+    @property
+    def model_here(self) -> None:
+        """None: the directory is one in the container."""
+
     def missing_model(self) -> str | None:
         """Return the fault of a volume whose directory does not exist: Docker would make it."""
         for source in map(_directory, self.volumes):

@@ -234,7 +234,12 @@ _WEIGHT_FILES = ("auto", "hf", "safetensors", "pt", "mistral")
 
 
 class LocalSpec(ManagedSpec):
-    """The settings that both kinds of engines on this machine share."""
+    """The settings that all kinds of engines on this machine share."""
+
+    @property
+    def model_here(self) -> str | None:
+        """The directory or repository as the gateway finds it; None: only the engine does."""
+        return self.model
 
     def missing_model(self) -> str | None:
         """Return the fault of a `model` that is clearly a path and does not exist."""

@@ -21,6 +21,7 @@ def chat(*parts: Any) -> ParsedBody:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA"}}
 SOURCE = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
 
 
@@ -30,8 +31,14 @@ SOURCE = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
         (chat(IMAGE), {"image"}),
         (chat("a text", {"type": "text", "text": "hello"}, SOURCE), {"image"}),
         (chat({"type": "tool_result", "content": [SOURCE]}), {"image"}),
-        (chat({"type": "input_audio", "input_audio": {"data": "AAAA"}}), {"audio"}),
+        (chat(AUDIO), {"audio"}),
         (chat({"type": "video_url", "video_url": {"url": "data:,"}}, IMAGE), {"image", "video"}),
+        (
+            body_of(
+                messages=[[{"content": "hello"}], [{"content": [SOURCE]}, {"content": [AUDIO]}]]
+            ),
+            {"image", "audio"},
+        ),
         (body_of(input=[{"content": [{"type": "input_image", "image_url": "data:,"}]}]), {"image"}),
     ],
 )
@@ -57,6 +64,14 @@ def test_media_are_found_in_each_form_of_message(body: ParsedBody, kinds: set[st
     ],
 )
 def test_nothing_is_assumed_of_text_and_of_other_forms(body: ParsedBody) -> None:
+    assert media_kinds(CHAT, body) == set()
+
+
+@pytest.mark.parametrize("depth", [100, 900, 1800])
+def test_results_of_tools_in_each_other_are_left_to_the_engine(depth: int) -> None:
+    """Python's own limit, in decoding or in reading what was decoded, is no fault of ours."""
+    messages = b"[%b%b]" % (b'{"content":[' * depth, b"]}" * depth)
+    body = ParsedBody("demo", b"", {"messages": msgspec.Raw(messages)})
     assert media_kinds(CHAT, body) == set()
 
 

@@ -48,7 +48,7 @@ class ContainerRun:
         self.plan = plan
         self.api = DockerApi(plan["socket"])
         self.path = ""  # of the container in the API
-        self.pulling = False
+        self.providing = True  # the image; there is no container yet
         self.stopping = False
         self.ended = threading.Event()
 
@@ -56,6 +56,7 @@ class ContainerRun:
         """Run the container; return its exit code. Raises StartError and DaemonError."""
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
         self.provide_image()
+        self.providing = False
         try:
             found: Any = self.api.call(
                 "POST",
@@ -69,8 +70,10 @@ class ContainerRun:
             self.api.call("POST", f"{path}/start")
         except ApiError as error:
             raise StartError(f"the container does not start: {one_line(str(error))}") from None
+        self.note_process(found["Id"], path)
         self.path = path
-        self.note_process(found["Id"])
+        if self.stopping:  # since a moment at which there was nothing to pass the signal to
+            self.stop()
         output = threading.Thread(target=self.copy_output, daemon=True)
         output.start()
         code = self.wait()
@@ -81,7 +84,7 @@ class ContainerRun:
     def stop(self) -> None:
         """Pass SIGTERM on; end at once while nothing runs."""
         self.stopping = True
-        if self.pulling:
+        if self.providing:
             sys.exit(0)
         if self.path:
             # The first process of a container ignores signals that it does not handle.
@@ -105,12 +108,10 @@ class ContainerRun:
                     raise
             if policy == "never":
                 raise StartError(f"image {image} is not on this machine, and pull is never")
-        self.pulling = True
         try:
             self.pull(image)
         except ApiError as error:
             raise StartError(f"cannot pull image {image}: {one_line(str(error))}") from None
-        self.pulling = False
 
     def pull(self, image: str) -> None:
         """Pull an image, with its progress in the log. Raises StartError and DaemonError."""
@@ -135,10 +136,10 @@ class ContainerRun:
 
     # The container
 
-    def note_process(self, container: str) -> None:
+    def note_process(self, container: str, path: str) -> None:
         """Write the container's first process into the record, if it is visible from here."""
         with contextlib.suppress(DaemonError, OSError, LookupError, TypeError):
-            state: Any = self.api.call("GET", f"{self.path}/json")
+            state: Any = self.api.call("GET", f"{path}/json")
             pid = int(state["State"]["Pid"])
             stat = process_tree.read_stat(pid)
             # The daemon may count its processes in another namespace.

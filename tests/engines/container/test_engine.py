@@ -56,7 +56,10 @@ async def test_engine_starts_serves_and_stops(make: Make, service: Podman, tmp_p
     await ready(engine)
     assert engine.facts.version == "0.32.0+fake"
     assert await ask(engine) == 200
-    assert any("vLLM API server version" in line for line in engine.recent_log())
+    # The daemon passes the output on when it gets to it.
+    await wait_until(
+        lambda: any("vLLM API server version" in line for line in engine.recent_log()), PATIENCE_S
+    )
     await wait_until(lambda: bool(engine.memory_gib), PATIENCE_S)
     await engine.stop(5.0)
     assert engine.state is EngineState.STOPPED

@@ -39,7 +39,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     "residency": ("app.residency",),
     "routing": ("app.routing",),
     "scaling": ("app.scaling",),
-    "server": ("app.application", "app.main", "app.server"),
+    "server": ("app.application", "app.certificate", "app.main", "app.server"),
     "sharing": ("app.sharing",),
     "traces": ("app.telemetry.traces",),
     "usage": ("app.usage",),

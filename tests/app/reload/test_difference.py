@@ -283,6 +283,7 @@ CANDIDATES: tuple[object, ...] = (
     True,
     ["x"], ["engines"], [0.5], {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
     {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
+    {"cert_file": "/c.pem", "key_file": "/k.pem"},
 )  # fmt: skip
 
 

@@ -44,12 +44,13 @@ WRONG = {
     ),
     "no kind": Wrong(
         "models:\n  - name: demo\n    engines:\n      - model: m\n",
-        ":4: model demo: engines[0].kind: is required: process, in_process, container, ray or remote",
+        ":4: model demo: engines[0].kind: is required: process, in_process, container, ray or "
+        "remote",
     ),
     "unknown kind": Wrong(
         GOOD.replace("process", "proces"),
-        ":4: model demo: engines[0].kind: must be process, in_process, container, ray or remote, not "
-        "'proces'; did you mean process?",
+        ":4: model demo: engines[0].kind: must be process, in_process, container, ray or remote, "
+        "not 'proces'; did you mean process?",
     ),
     "no engines": Wrong(
         "models:\n  - name: demo\n    engines: []\n", ":3: model demo: engines: must not be empty"

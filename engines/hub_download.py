@@ -176,7 +176,7 @@ def _translated(
     if status == 429:
         named = headers.get("retry-after", "")
         reset = _RESET.search(headers.get("ratelimit", ""))
-        wait = named if named.isdigit() else reset[1] if reset else PAUSE_S
+        wait = named if named.isdecimal() else reset[1] if reset else PAUSE_S
         return TooManyRequests(host, min(int(wait), MAX_PAUSE_S))
     if "GatedRepoError" in kinds:
         return DownloadError(

@@ -65,6 +65,8 @@ class TlsListener:
         while True:
             try:
                 client, address = await loop.sock_accept(self._sock)
+            except ConnectionAbortedError:  # the client has left the backlog
+                continue
             except OSError as error:  # too many open files: the others wait in the backlog
                 log.error("cannot accept a connection: %s", error)
                 await asyncio.sleep(PAUSE_S)

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 SEED = 20261122
 REQUESTS = 3200
+MOST_REQUESTS = 5 * REQUESTS
 AT_ONCE = 48
 # The share of requests whose body is scanned in slices and counted in body memory.
 LARGE = 0.05
@@ -79,12 +80,15 @@ async def test_disconnects_at_random_moments_leak_nothing(
         ]
         await settled(gateway, fakes, set())
         before = tasks_of(fakes)
-        numbers = iter(range(REQUESTS))
+        numbers = iter(range(MOST_REQUESTS))
         left: Counter[str] = Counter()
         operated: Counter[str] = Counter()
 
         async def visitor() -> None:
             for number in numbers:
+                # A quick machine has served them before enough was done beside them.
+                if number >= REQUESTS and enough_done(operated):
+                    break
                 left[await leave(gateway.port, plan(Random(SEED + number), tenants))] += 1
 
         over = asyncio.Event()
@@ -100,13 +104,18 @@ async def test_disconnects_at_random_moments_leak_nothing(
         asked = {fake.model: sum(seen.method == "POST" for seen in fake.seen) for fake in fakes}
         assert min(asked.values()) > REQUESTS / 50
         assert all(left[phase] > REQUESTS / 50 for phase in PHASES)
-        assert min(operated["reloads"], operated["cancellations"]) > 10
+        assert enough_done(operated)
         await still_serves(gateway)
     counts = ", ".join(f"{left[phase]} {phase}" for phase in PHASES)
     aborted = sum(fake.aborted for fake in fakes)
     acts = ", ".join(f"{count} {act}" for act, count in operated.items())
     show(f"{left.total()} requests left: {counts}; engines were asked {asked}, aborted {aborted}")
     show(f"meanwhile {acts}")
+
+
+def enough_done(operated: Counter[str]) -> bool:
+    """Return whether there were enough reloads and cancellations to prove anything."""
+    return min(operated["reloads"], operated["cancellations"]) > 10
 
 
 BOUNDED = {

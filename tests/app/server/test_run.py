@@ -203,7 +203,7 @@ def test_banner_warns_of_plain_http_that_other_machines_reach(
     settings = settings_for(model, run_dir=tmp_path, server={"host": host})
     lines = banner(create_app(settings), 8000, None).splitlines()
     warnings = [line for line in lines if "plain HTTP" in line]
-    advice = "put a TLS proxy in front, or set server.host: 127.0.0.1"
+    advice = "set server.tls, put a TLS proxy in front, or set server.host: 127.0.0.1"
     assert warnings == ([f"listens on {where} over plain HTTP: {advice}"] if where else [])
 
 

@@ -202,5 +202,6 @@ def _ports(config: EngineConfig) -> dict[str, str]:
         place: str(value)
         for place, value in settings.items()
         if place not in FIRST_PORTS
+        and not isinstance(value, bool)  # such as enable-tokenizer-info-endpoint
         and {"port", "endpoint"} & set(re.split(r"[^a-z]+", place.lower()))
     }

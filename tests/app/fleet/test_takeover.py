@@ -110,6 +110,10 @@ class TestObstacles:
         both = config(env={"VLLM_PORT": "9000", "SUPPORTED": "1", "VIEWPORTS": "1"})
         assert obstacle(both, both) is None
 
+    def test_switch_whose_name_has_the_word_is_no_conflict(self) -> None:
+        both = args(enable_tokenizer_info_endpoint=True)
+        assert obstacle(both, both) is None
+
     def test_connector_between_engines(self) -> None:
         new = args(kv_transfer_config={"kv_connector": "NixlConnector"})
         reason = "kv-transfer-config may need a port that only one engine can have"

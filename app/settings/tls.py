@@ -19,8 +19,8 @@ class TlsSettings(SpecModel):
     )
     client_ca_file: Path | None = Field(
         None,
-        description="PEM file with the authorities whose certificates clients must show, beside "
-        "their key. Default: clients need no certificate.",
+        description="PEM file with the authorities whose certificates clients must show, as well "
+        "as their key. Default: clients need no certificate.",
     )
     min_version: Literal["1.2", "1.3"] = Field(
         "1.2", description="Oldest version of TLS that clients may use."

@@ -86,7 +86,7 @@ async def test_disconnects_at_random_moments_leak_nothing(
 
         async def visitor() -> None:
             for number in numbers:
-                # A quick machine has served them before enough was done beside them.
+                # A quick machine serves them before there were enough reloads.
                 if number >= REQUESTS and enough_done(operated):
                     break
                 left[await leave(gateway.port, plan(Random(SEED + number), tenants))] += 1

@@ -136,6 +136,7 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages/count_tokens", chat()),
     (BATCH_PATH, BATCHED),
     (BATCH_PATH, {**BATCHED, "max_tokens": 3}),
+    (BATCH_PATH, {**BATCHED, "logprobs": True, "max_tokens": 3}),
     ("/tokenize", {"model": "demo", "prompt": "Hello!"}),
     ("/detokenize", {"model": "demo", "tokens": [1, 2, 3]}),
 ]

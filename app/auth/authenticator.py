@@ -327,8 +327,11 @@ class Authenticator:
             if reset:
                 self._cuts.clear()
             if reset or self._outdated:
-                self._known.clear()
-                self._unknown.clear()
+                # Requests may precede the first poll. Their newer entries stay: the store may fail.
+                keep = self._revision is None and not self._outdated
+                oldest = revision if keep else math.inf
+                self._known.drop_older(oldest)
+                self._unknown.drop_older(oldest)
                 self._lookups.outdate_all()
                 self._outdated = False
             for key_id, change in changed.items():

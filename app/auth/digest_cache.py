@@ -53,7 +53,8 @@ class DigestCache(Generic[T]):
             if self._values[digest][1] < revision:
                 self.drop(digest)
 
-    def clear(self) -> None:
-        """Remove everything."""
-        self._values.clear()
-        self._digests.clear()
+    def drop_older(self, revision: float) -> None:
+        """Remove the values of all keys that are older than a revision; infinity: all values."""
+        for digest, found in tuple(self._values.items()):
+            if found[1] < revision:
+                self.drop(digest)

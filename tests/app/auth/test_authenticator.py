@@ -289,6 +289,22 @@ async def test_poll_keeps_keys_that_were_read_after_their_change(
     assert store.finds.total() == 1
 
 
+async def test_keys_read_before_the_first_poll_survive_it_unless_changed(
+    store: WatchedStore, clock: Clock
+) -> None:
+    auth = door(store=store, clock=clock, offline_grace_s=GRACE_S)
+    changed_id, changed = await made(store)
+    await auth.authenticate(bearer(changed))
+    await store.disable(changed_id)
+    _, known = await made(store)
+    await auth.authenticate(bearer(known))
+    await auth.poll()
+    assert "disabled" in await refused(auth, changed)
+    store.down = True
+    await auth.authenticate(bearer(known))
+    await auth.close()
+
+
 async def test_rotation_without_grace_evicts_both_previous_secrets(
     auth: Authenticator, store: WatchedStore
 ) -> None:

@@ -1,5 +1,7 @@
 """The cache of digests: least recently used eviction, and its bound."""
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ STEPS = st.lists(
         st.tuples(st.just("get"), DIGESTS),
         st.tuples(st.just("drop"), DIGESTS),
         st.tuples(st.just("forget"), IDS, REVISIONS),
-        st.tuples(st.just("clear")),
+        st.tuples(st.just("drop_older"), st.one_of(REVISIONS, st.just(math.inf))),
     ),
     max_size=60,
 )
@@ -42,9 +44,9 @@ def test_cache_behaves_like_a_least_recently_used_list(steps: list[tuple[object,
             case ("forget", str(key_id), int(change)):
                 cache.invalidate(key_id, change)
                 model = [one for one in model if one[1] != key_id or one[2] >= change]
-            case _:
-                cache.clear()
-                model = []
+            case ("drop_older", int(oldest) | float(oldest)):
+                cache.drop_older(oldest)
+                model = [one for one in model if one[2] >= oldest]
         assert len(cache) == len(model) <= SIZE
         # Not to be seen from outside, and the first thing to grow for ever.
         assert set(cache._digests) == {one[1] for one in model}

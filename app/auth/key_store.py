@@ -128,6 +128,23 @@ class KeyStore:
         near = await asyncio.to_thread(difflib.get_close_matches, named, names, 1)
         raise UnknownKey(near[0] if near else None)
 
+    async def search(self, text: str, limit: int) -> dict[str, str]:
+        """Return the names, by ID, of up to `limit` keys whose name or ID has this text in it.
+
+        The newest first. A text that may be a secret finds nothing: it comes into no query.
+        """
+        if not text.isprintable() or STORED_KEY_PREFIX in text:
+            return {}
+        named = api_keys.c.name.icontains(text, autoescape=True)
+        query = (
+            select(api_keys.c.id, api_keys.c.name)
+            .where(_EXISTS, or_(named, api_keys.c.id == text))
+            .order_by(api_keys.c.created_ms.desc(), api_keys.c.id.desc())
+            .limit(limit)
+        )
+        async with self._database.read(Lane.SEARCHES) as connection:
+            return {row.id: row.name for row in await connection.execute(query)}
+
     async def id_for_reports(self, named: str) -> str:
         """Return the ID of a key in reports.
 

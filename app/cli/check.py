@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 import typer
 
 from app.certificate import Certificate
-from app.cli.engine_memory import engine_memory
 from app.cli.faults import fail, faults
 from app.cli.options import ConfigOption
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
@@ -123,6 +122,7 @@ def _model(
     settings: ModelSettings, model: "Model", configs: "Sequence[EngineConfig]", builder: "Builder"
 ) -> Iterator[str]:
     from engines.output import redact_variable
+    from engines.plan import engine_memory
     from engines.spec import LocalSpec, ManagedSpec
 
     yield f"model {', '.join(settings.names)}"
@@ -136,12 +136,21 @@ def _model(
         yield f"  {replica.engine.name}: {' '.join(words)}"
         # Replicas have the same specification, and so the same memory.
         if isinstance(config.spec, LocalSpec) and config.spec is not previous:
-            yield from (f"    {line}" for line in engine_memory(config.spec, builder))
+            yield from (f"    {line}" for line in engine_memory(config.spec, _gpu_gib(builder)))
         previous = config.spec
     if (bounds := settings.scaling) is not None:
         yield f"  scaled with the load: {bounds.min} to {bounds.max} engines of kind: ray"
     for source in _sources(settings):
         yield f"  {source}"
+
+
+def _gpu_gib(builder: "Builder") -> float | None:
+    from engines.gpu import AcceleratorError
+
+    try:
+        return next((device.total_gib for device in builder.devices()), None)
+    except AcceleratorError:
+        return None
 
 
 def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:

@@ -20,11 +20,13 @@ from app.console.history import History, Load
 from app.console.key_names import KeyNames
 from app.console.keys import KeyPages, keys_pages
 from app.console.live import Drain, LiveSource
+from app.console.memory_plans import MemoryPlans
 from app.console.minutes import MinuteRecorder
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
 from app.console.playground_page import PriceOf, playground_router
+from app.console.quick_find import QuickFind, find_router
 from app.console.rendering import Renderer
 from app.console.request_regions import RequestRegions
 from app.console.requests_page import RequestPages
@@ -73,6 +75,7 @@ class Console:
     _views: FleetViews = field(init=False)
     _history: History = field(init=False)
     _memory: MemoryReader = field(init=False)
+    _plans: MemoryPlans = field(init=False)
     _events: EventLog = field(init=False)
     _drain: Drain = field(init=False)
     _sampling: list[asyncio.Task[None]] = field(init=False, default_factory=list)
@@ -90,6 +93,7 @@ class Console:
         )
         self._history = History(self.metrics, self._load)
         self._memory = MemoryReader(self.devices)
+        self._plans = MemoryPlans(self.devices)
         self._events = EventLog(self.catalogue)
         self._drain = Drain(self.draining, self.catalogue.changes)
 
@@ -107,8 +111,9 @@ class Console:
         }
         return [
             Frame(self._sign_in, renderer, live, self._drain, self.metrics).router(),
+            find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
             overview_router(renderer, overview, self.minutes),
-            models_router(renderer, self._views),
+            models_router(renderer, self._views, self._plans),
             engines_router(renderer, self._views),
             self._request_pages().router(),
             playground_router(renderer, self.catalogue, self.price_of),
@@ -166,3 +171,4 @@ class Console:
         await asyncio.gather(*self._sampling, return_exceptions=True)
         await self._drain.aclose()
         await self._memory.aclose()
+        await self._plans.aclose()

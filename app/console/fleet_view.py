@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.console.actions import Action, ModelAbilities, engine_actions, model_actions
 from app.console.command_line import CommandLine, parse
+from app.errors import RouteNotFound
 from app.fleet import EngineRow, ModelRow, UnusedServer
 from app.routing import Catalogue, Model, Replica
 from app.settings import ModelSettings, Settings
@@ -95,6 +96,13 @@ class FleetViews:
             if model is not None:
                 views.append(_model_view(row, model, by_name.get(row.name)))
         return views
+
+    def model(self, name: str) -> ModelView:
+        """Return one model. Raises RouteNotFound."""
+        found = next((view for view in self.models() if view.row.name == name), None)
+        if found is None:
+            raise RouteNotFound(f"There is no model {name} here.")
+        return found
 
     def engines(self) -> list[EngineView]:
         """Return all engines, in the order of the configuration."""

@@ -61,6 +61,9 @@ class ConsoleGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if scope["type"] != "http" or not (path == CONSOLE or path.startswith(f"{CONSOLE}/")):
+            if path == "/" and _is_browser(scope):
+                await RedirectResponse(CONSOLE, 303, HEADERS)(scope, receive, send)
+                return
             await self._app(scope, receive, send)
             return
         send = _with_headers(send)
@@ -140,6 +143,12 @@ def _to_login(scope: Scope) -> Response:
     # What changes something is not repeated after the login.
     back = f"?next={quote(scope['path'])}" if scope["method"] in _SAFE else ""
     return RedirectResponse(LOGIN + back, 303)
+
+
+def _is_browser(scope: Scope) -> bool:
+    """Return whether a request is for a page to look at."""
+    accepted = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+    return scope["method"] in _SAFE and b"text/html" in accepted
 
 
 def _with_headers(send: Send) -> Send:

@@ -1,4 +1,4 @@
-"""The page of models: how each is served, and the actions on it."""
+"""The pages of models: all of them with their actions, and one with its settings and memory."""
 
 from functools import partial
 
@@ -7,13 +7,16 @@ from fastapi import APIRouter, Request, Response
 from app.api import Right
 from app.console.fleet_view import FleetViews
 from app.console.live import LiveByRight, Regions, Render
+from app.console.memory_plans import MemoryPlans
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
+from app.errors import RouteNotFound
+from app.reload import model_in_force
 
 
-def models_router(renderer: Renderer, views: FleetViews) -> APIRouter:
-    """Return the route of the page."""
+def models_router(renderer: Renderer, views: FleetViews, plans: MemoryPlans) -> APIRouter:
+    """Return the routes of the pages."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
 
     @router.get("/models")
@@ -21,6 +24,22 @@ def models_router(renderer: Renderer, views: FleetViews) -> APIRouter:
         visitor, models = visitor_of(request), views.models()
         render = partial(renderer.page, visitor, "models.html", models=models)
         return await renderer.in_thread(render)
+
+    @router.get("/models/{name:path}")
+    async def show_model(request: Request, name: str) -> Response:
+        visitor = visitor_of(request)
+        try:
+            view = views.model(name)
+        except RouteNotFound as error:
+            return renderer.fault(visitor, error)
+        settings = view.settings
+        return renderer.page(
+            visitor,
+            "model.html",
+            view=view,
+            settings=() if settings is None else model_in_force(settings).settings,
+            plans=() if settings is None else await plans.of(settings),
+        )
 
     return router
 

@@ -7,7 +7,7 @@ force without secrets. `app.fleet` builds and runs the engines.
 """
 
 from app.reload.applier import Adjustable
-from app.reload.in_force import ShownSection, ShownSetting, settings_in_force
+from app.reload.in_force import ShownSection, ShownSetting, model_in_force, settings_in_force
 from app.reload.reloader import Reloader
 from app.reload.report import ModelReport, Outcome, ReloadReport
 
@@ -19,5 +19,6 @@ __all__ = [
     "Reloader",
     "ShownSection",
     "ShownSetting",
+    "model_in_force",
     "settings_in_force",
 ]

@@ -48,11 +48,12 @@ def settings_in_force(settings: Settings) -> list[ShownSection]:
         if isinstance(member, BaseModel):
             sections.append(ShownSection(name, tuple(_declared(member, ""))))
     sections.append(ShownSection("keys of the environment", tuple(_keys(settings))))
-    models = (
-        ShownSection(f"model {shown(model.name)}", tuple(_model(model)))
-        for model in settings.models
-    )
-    return [*sections, *models]
+    return [*sections, *map(model_in_force, settings.models)]
+
+
+def model_in_force(model: ModelSettings) -> ShownSection:
+    """Return the settings of a model and its engines."""
+    return ShownSection(f"model {shown(model.name)}", tuple(_model(model)))
 
 
 def _keys(settings: Settings) -> Iterator[ShownSetting]:

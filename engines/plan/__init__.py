@@ -5,6 +5,7 @@
 them together, `plan_text` says it in lines.
 """
 
+from engines.plan.engine_memory import engine_memory
 from engines.plan.faults import PlanError
 from engines.plan.memory_plan import (
     MemoryPlan,
@@ -20,6 +21,7 @@ __all__ = [
     "MemoryPlan",
     "PlanError",
     "PlanOptions",
+    "engine_memory",
     "media_of_model",
     "options_of",
     "plan_lines",

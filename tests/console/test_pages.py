@@ -50,3 +50,28 @@ async def test_the_navigation_has_the_pages_of_the_role(site: Site, role: Role) 
         links = page.get_by_role("navigation", name="Pages").get_by_role("link")
         expected = [one.title for one in PAGES if role in MAY_SEE[one.name]]
         await expect(links).to_have_text(expected)
+
+
+async def test_control_k_finds_pages_and_names_by_keyboard(site: Site) -> None:
+    async with site.visit(Role.ADMIN) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/usage")
+        await page.keyboard.press("Control+k")
+        box = page.get_by_role("combobox", name="Find")
+        await expect(box).to_be_focused()
+        options = page.get_by_role("dialog").get_by_role("option")
+        await expect(options).to_have_text([f"Page{one.title}" for one in PAGES[:-1]])
+        await page.keyboard.type("demo")
+        await expect(options).to_have_text(["Modeldemo", "Enginedemo-0"])
+        await assert_accessible(watched_page)
+        await page.keyboard.press("ArrowDown")
+        await expect(options.last).to_have_attribute("aria-selected", "true")
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_url(f"{site.origin}/console/engines/demo-0")
+        await page.get_by_role("button", name="Find").click()
+        await page.keyboard.type("no such thing")
+        await expect(page.get_by_text("Nothing has this name or ID.")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(box).to_be_hidden()
+        await page.goto("/console/models/demo")
+        await assert_accessible(watched_page)

@@ -245,6 +245,11 @@ async function load() {
     return;
   }
   fault.hidden = true;
+  const wanted = new URLSearchParams(location.search).get("model");
+  if (models.find(wanted)) {
+    conversation.columns[0].model = wanted;
+    history.replaceState(null, "", location.pathname); // a choice made later stays at a reload
+  }
   drawColumns();
   showTurns();
   chats.show(conversation);

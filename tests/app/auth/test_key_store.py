@@ -354,6 +354,21 @@ async def test_concurrent_creates_with_one_name_succeed_once(store: KeyStore) ->
     assert sum(isinstance(one, NameTaken) for one in outcomes) == 4
 
 
+async def test_search_finds_parts_of_names_and_whole_ids(store: KeyStore, clock: Clock) -> None:
+    names = ("Web shop", "web_shop", "数据 web", "other")
+    keys = []
+    for name in names:
+        keys.append(await made(store, name=name))
+        clock.advance(1)
+    await store.delete(keys[3].id)
+    assert list((await store.search("WEB", 9)).values()) == ["数据 web", "web_shop", "Web shop"]
+    assert list((await store.search("web", 1)).values()) == ["数据 web"]
+    assert list((await store.search("b_s", 9)).values()) == ["web_shop"]
+    assert await store.search(keys[0].id, 9) == {keys[0].id: "Web shop"}
+    for nothing in (keys[0].id[:6], keys[3].id, "other", "%", "a\x00b"):
+        assert await store.search(nothing, 9) == {}
+
+
 async def test_pages_contain_every_key_once_newest_first(store: KeyStore, clock: Clock) -> None:
     expected = []
     for number in range(7):

@@ -99,6 +99,28 @@ async def test_names_are_shown_as_text(admin: httpx.AsyncClient) -> None:
     assert "&lt;b&gt;alias" in text
 
 
+async def test_what_differs_from_a_default_is_shown_first(admin: httpx.AsyncClient) -> None:
+    text = (await admin.get(PAGE)).text
+    demo = text[text.index("model demo") :]
+    shown, _, folded = demo.partition('<details class="defaults">')
+    assert "<code>aliases</code>" in shown
+    assert "<code>policy</code>" not in shown
+    assert "<code>policy</code>" in folded
+
+
+async def test_the_page_of_a_model_has_its_settings_for_administrators(
+    served: Served, admin: httpx.AsyncClient
+) -> None:
+    assert "<code>aliases</code>" in (text := (await admin.get("/console/models/demo")).text)
+    assert CANARY not in text
+    made = await new_key(served.gateway, admin, name="reads", role="auditor")
+    async with visiting(served.gateway, made["key"]) as auditor:
+        page = await auditor.get("/console/models/demo")
+        assert page.status_code == 200
+        assert "<code>" not in page.text.partition('id="model-settings"')[2]
+        assert (await auditor.get("/console/models/none")).status_code == 404
+
+
 async def test_a_plan_says_what_changes_and_what_it_does_to_requests(
     served: Served, admin: httpx.AsyncClient
 ) -> None:

@@ -49,6 +49,18 @@ async def test_a_page_without_a_session_leads_to_the_login(stranger: httpx.Async
 
 
 @pytest.mark.parametrize(
+    ("accept", "status"), [("text/html,*/*;q=0.8", 303), ("*/*", 404), ("application/json", 404)]
+)
+async def test_a_browser_is_led_from_the_root_to_the_console(
+    stranger: httpx.AsyncClient, accept: str, status: int
+) -> None:
+    response = await stranger.get("/", headers={"accept": accept})
+    assert response.status_code == status
+    assert response.headers.get("location") == ("/console" if status == 303 else None)
+    assert (await stranger.post("/", headers={"accept": accept})).status_code == 404
+
+
+@pytest.mark.parametrize(
     ("asked", "target"),
     [
         ("/console/overview", "/console/overview"),

@@ -16,7 +16,13 @@ from tests.gateway import KEY, Gateway
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PAGES = ("/console/overview", "/console/models", "/console/engines", "/console/engines/ready-0")
+PAGES = (
+    "/console/overview",
+    "/console/models",
+    "/console/models/ready",
+    "/console/engines",
+    "/console/engines/ready-0",
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

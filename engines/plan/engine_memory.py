@@ -1,28 +1,31 @@
-"""The memory of configured engines before they load their models, for `check`."""
+"""The plan of a configured engine's memory, in lines, before it loads its model."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # slow to import
-    from app.fleet import Builder
-    from engines.spec import LocalSpec
+from engines.plan.faults import PlanError
+from engines.plan.memory_plan import options_of, plan_memory
+from engines.plan.model_files import read_model_files
+from engines.plan.plan_text import plan_lines
+from engines.spec import LocalSpec
 
 # GiB of the KV cache of vLLM's CPU build.
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
 
-def engine_memory(spec: "LocalSpec", builder: "Builder") -> Iterator[str]:
-    """Yield the lines of the plan of an engine whose model is a directory here."""
-    from engines.plan import PlanError, options_of, plan_lines, plan_memory, read_model_files
+def engine_memory(spec: LocalSpec, gpu_gib: float | None) -> Iterator[str]:
+    """Yield the lines of the plan of an engine whose model is a directory here.
 
+    `gpu_gib` is the memory of a GPU; None: there is none, or it is not known. Blocks: it reads the
+    headers of the model's files.
+    """
     model = spec.model_here
     if model is None or not Path(model).expanduser().is_dir():
         return
     try:
-        options = options_of(spec.args, _gpu_gib(builder))
+        options = options_of(spec.args, gpu_gib)
         if options.gpu_gib is None and (space := _cpu_cache(spec)) is not None:
             options = replace(options.for_cpu(), cache_bytes=space)
         yield from plan_lines(plan_memory(read_model_files(model), options))
@@ -30,16 +33,7 @@ def engine_memory(spec: "LocalSpec", builder: "Builder") -> Iterator[str]:
         yield f"memory is not known: {error}"
 
 
-def _gpu_gib(builder: "Builder") -> float | None:
-    from engines.gpu import AcceleratorError
-
-    try:
-        return next((device.total_gib for device in builder.devices()), None)
-    except AcceleratorError:
-        return None
-
-
-def _cpu_cache(spec: "LocalSpec") -> int | None:
+def _cpu_cache(spec: LocalSpec) -> int | None:
     """Return the bytes of the KV cache of an engine on a CPU; None if vLLM chooses them."""
     try:
         gib = float(spec.env.get(CPU_CACHE, os.environ.get(CPU_CACHE, "")))

@@ -1,0 +1,102 @@
+// Ctrl+K: finds pages by the navigation, and models, engines, keys and requests by the server.
+
+import {api} from "./api.js";
+
+const WAIT_MS = 150; // after the last letter
+const HINT = "A name or a part of it, or a whole ID. ↑ ↓ choose, Enter opens, Esc closes.";
+let asked = 0;
+
+const dialog = build("dialog", {className: "find-dialog", ariaLabel: "Find"});
+const input = build("input", {type: "text", maxLength: 128, autocomplete: "off", spellcheck: false, placeholder: "Find a page, model, engine, key or request", ariaLabel: "Find"});
+const list = build("div", {id: "found", role: "listbox", ariaLabel: "Found"});
+const note = build("p", {role: "status"});
+input.setAttribute("role", "combobox");
+input.setAttribute("aria-controls", list.id);
+input.setAttribute("aria-expanded", "true");
+dialog.append(input, list, note);
+
+function build(name, properties) {
+  return Object.assign(document.createElement(name), properties);
+}
+
+function pages(text) {
+  const links = [...document.querySelectorAll(".rail nav a")];
+  return links
+    .map((link) => ({kind: "Page", title: link.textContent.trim(), path: link.getAttribute("href")}))
+    .filter(({title}) => title.toLowerCase().includes(text.toLowerCase()));
+}
+
+function show(found, said) {
+  list.replaceChildren(...found.map(({kind, title, path}, at) => {
+    const option = build("a", {href: path, id: `found-${at}`, role: "option", tabIndex: -1});
+    option.append(build("small", {textContent: kind}), title);
+    return option;
+  }));
+  note.textContent = said;
+  choose(0);
+}
+
+// Make an option the one that Enter opens.
+function choose(at) {
+  const options = [...list.children];
+  for (const [place, option] of options.entries()) option.ariaSelected = String(place === at);
+  input.setAttribute("aria-activedescendant", options[at]?.id ?? "");
+  options[at]?.scrollIntoView({block: "nearest"});
+}
+
+function chosen() {
+  return [...list.children].findIndex((option) => option.ariaSelected === "true");
+}
+
+async function find() {
+  const text = input.value.trim();
+  const mine = ++asked;
+  const first = pages(text);
+  if (!text) return show(first, HINT);
+  await new Promise((resolve) => setTimeout(resolve, WAIT_MS));
+  if (mine !== asked) return;
+  let found = first;
+  let said = HINT;
+  try {
+    const answer = await api("/find", {method: "POST", body: {text}});
+    found = [...first, ...answer.data];
+    if (!answer.complete) said = "The database does not answer now: keys and stored requests are left out.";
+    else if (!found.length) said = "Nothing has this name or ID.";
+  } catch (error) {
+    said = error.message;
+  }
+  if (mine === asked) show(found, said);
+}
+
+function open() {
+  if (!dialog.isConnected) document.body.append(dialog);
+  if (dialog.open) return;
+  document.querySelector(".rail:popover-open")?.hidePopover();
+  input.value = "";
+  dialog.showModal();
+  find();
+}
+
+input.addEventListener("input", find);
+input.addEventListener("keydown", (event) => {
+  const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+  const number = list.children.length;
+  if (step && number) {
+    event.preventDefault();
+    choose((chosen() + step + number) % number);
+  } else if (event.key === "Enter") {
+    event.preventDefault();
+    list.children[chosen()]?.click();
+  }
+});
+// A press beside the dialog closes it.
+dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+document.addEventListener("keydown", (event) => {
+  if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey) return;
+  if (document.querySelector("dialog[open]")) return;
+  event.preventDefault();
+  open();
+});
+const button = document.getElementById("find-button");
+button.hidden = false;
+button.addEventListener("click", open);

@@ -465,6 +465,7 @@ def _console(application: Application) -> Console:
         in_flight=lambda: admission.in_flight,
         unused=application.servers.unused,
         gateways=application.count_gateways,
+        root_path=application.settings.server.root_path,
     )
 
 
@@ -587,7 +588,7 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
         application.count_gateways,
         application.servers.unused,
     )
-    yield schema_router(authenticator)
+    yield schema_router(authenticator, application.settings.server.root_path)
 
 
 def _model_routers(application: Application, client: ClientKey) -> Iterator[APIRouter]:

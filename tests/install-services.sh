@@ -9,6 +9,8 @@ command -v prometheus >/dev/null && command -v promtool >/dev/null || missing+=(
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v chromium-headless-shell >/dev/null || missing+=(chromium-headless-shell)
+command -v nginx >/dev/null || missing+=(nginx-light)
+command -v caddy >/dev/null || missing+=(caddy)
 command -v podman >/dev/null || missing+=(podman runc conmon netavark uidmap)
 command -v docker-registry >/dev/null || missing+=(docker-registry)
 # The smallest font with Chinese, for screenshots.

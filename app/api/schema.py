@@ -41,14 +41,14 @@ _METRICS = frozenset({"/metrics", "/metrics/engines"})
 _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
-def schema_router(authenticator: Authenticator) -> APIRouter:
-    """Return /admin/openapi.json."""
+def schema_router(authenticator: Authenticator, root_path: str) -> APIRouter:
+    """Return /admin/openapi.json; `root_path` stands before the paths that clients know."""
     router = APIRouter(prefix="/admin", tags=["operations"])
     reading = Depends(RequireRight(authenticator, Right.SCHEMA_READ))
 
     @cache
     def encoded(app: FastAPI) -> bytes:
-        return json.dumps(document(app.routes), separators=(",", ":")).encode()
+        return json.dumps(document(app.routes, root_path), separators=(",", ":")).encode()
 
     @router.get("/openapi.json", dependencies=[reading], responses=error_responses(*ADMIN))
     async def openapi(request: Request) -> Response:
@@ -60,10 +60,14 @@ def schema_router(authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def document(routes: Sequence[BaseRoute]) -> JsonObject:
+def document(routes: Sequence[BaseRoute], root_path: str = "") -> JsonObject:
     """Return the OpenAPI document of an application's routes, data plane included."""
     whole: JsonObject = get_openapi(
-        title="vllm-gateway", version=VERSION, description=_DESCRIPTION, routes=routes
+        title="vllm-gateway",
+        version=VERSION,
+        description=_DESCRIPTION,
+        routes=routes,
+        servers=[{"url": root_path}] if root_path else None,
     )
     whole["paths"] |= dataplane_paths()
     components = whole["components"]

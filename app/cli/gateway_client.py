@@ -77,7 +77,10 @@ class GatewayClient:
         if base.scheme not in ("http", "https") or not base.host:
             fail(_INVALID_URL)
         self._base = base
-        self.address = f"{base.scheme}://{base.netloc.decode()}"  # without credentials
+        # The gateway's paths are below that of the URL, where a proxy serves it.
+        self._root_path = base.path.rstrip("/")
+        netloc = base.netloc.decode()  # without credentials
+        self.address = f"{base.scheme}://{netloc}{self._root_path}"
         self._options: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {admin_key}"},
             # A proxy of HTTP_PROXY would see the key in plain text, and has a loopback of its own.
@@ -90,7 +93,7 @@ class GatewayClient:
         import httpx
 
         try:
-            return self._base.join(path)
+            return self._base.join(self._root_path + path)
         except httpx.InvalidURL:
             fail(_INVALID_URL)
 

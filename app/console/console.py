@@ -67,6 +67,8 @@ class Console:
     in_flight: Callable[[], int]
     # Discovered servers that get no requests.
     unused: UnusedServers
+    # Stands before the paths that a browser knows.
+    root_path: str
     # Number of gateways that share engines; None: load is not shared.
     gateways: Callable[[], int | None]
     _renderer: Renderer = field(init=False)
@@ -81,7 +83,7 @@ class Console:
     _sampling: list[asyncio.Task[None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._renderer = Renderer(lambda: self.settings().usage.currency or "")
+        self._renderer = Renderer(lambda: self.settings().usage.currency or "", self.root_path)
         self._sign_in = SignIn(self.authenticator, self.secret)
         self._names = KeyNames(self.key_store)
         self._views = FleetViews(
@@ -110,7 +112,9 @@ class Console:
             "engines": live_engines(renderer, self._views),
         }
         return [
-            Frame(self._sign_in, renderer, live, self._drain, self.metrics).router(),
+            Frame(
+                self._sign_in, renderer, live, self._drain, self.metrics, self.root_path
+            ).router(),
             find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
             overview_router(renderer, overview, self.minutes),
             models_router(renderer, self._views, self._plans),
@@ -148,7 +152,7 @@ class Console:
 
     def guard(self, app: ASGIApp) -> ConsoleGuard:
         """Return the middleware that everything under /console passes."""
-        return ConsoleGuard(app, self._sign_in, self._renderer, self._names)
+        return ConsoleGuard(app, self._sign_in, self._renderer, self._names, self.root_path)
 
     def find_handler(self, relay: Relay) -> Callable[[str], ExchangeHandler | None]:
         """Return how requests of the playground find their handler; they take `relay`'s way."""

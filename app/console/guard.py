@@ -51,22 +51,33 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 class ConsoleGuard:
     """Finds the visitor of each request under /console, and what it may reach. Pure ASGI."""
 
-    def __init__(self, app: ASGIApp, sign_in: SignIn, renderer: Renderer, names: KeyNames) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        sign_in: SignIn,
+        renderer: Renderer,
+        names: KeyNames,
+        root_path: str,
+    ) -> None:
+        """`root_path` stands before the paths that a browser knows."""
         self._app = app
         self._sign_in = sign_in
         self._renderer = renderer
         self._names = names
         self._limits = VisitLimits()
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if scope["type"] != "http" or not (path == CONSOLE or path.startswith(f"{CONSOLE}/")):
             if path == "/" and _is_browser(scope):
-                await RedirectResponse(CONSOLE, 303, HEADERS)(scope, receive, send)
+                await RedirectResponse(self._root_path + CONSOLE, 303, HEADERS)(
+                    scope, receive, send
+                )
                 return
             await self._app(scope, receive, send)
             return
-        send = _with_headers(send)
+        send = _with_headers(send, self._root_path)
         await self._renderer.load()
         receive = bound_body(receive, MAX_FORM_BYTES if path in _OPEN else MAX_BODY_BYTES)
         if path in _OPEN or path.startswith(STATIC):
@@ -151,12 +162,18 @@ def _is_browser(scope: Scope) -> bool:
     return scope["method"] in _SAFE and b"text/html" in accepted
 
 
-def _with_headers(send: Send) -> Send:
-    """Return a `send` that adds the headers of pages to every response, as to errors in JSON."""
+def _with_headers(send: Send, root_path: str) -> Send:
+    """Return a `send` that adds the headers of pages to every response, as to errors in JSON.
+
+    Redirects name paths of this application, and lead below `root_path`.
+    """
 
     def send_with_headers(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            headers = [*message.get("headers", ())]
+            headers = [
+                (name, root_path.encode() + value if name == b"location" else value)
+                for name, value in message.get("headers", ())
+            ]
             names = {name for name, _ in headers}
             headers += [pair for pair in _HEADERS if pair[0] not in names]
             message = {**message, "headers": headers}

@@ -45,8 +45,11 @@ HEADERS = {
 class Renderer:
     """Renders templates, which `load` has compiled."""
 
-    def __init__(self, currency: Callable[[], str] = str) -> None:
-        """`currency` returns the one of all amounts of money; empty: none is configured."""
+    def __init__(self, currency: Callable[[], str] = str, root_path: str = "") -> None:
+        """`currency` returns the one of all amounts of money; empty: none is configured.
+
+        `root_path` stands before all paths in pages; in Python, paths are without it.
+        """
         self._environment = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -66,8 +69,9 @@ class Renderer:
         content = b"".join(files[name] for name in sorted(files))
         self.version = hashlib.sha256(content).hexdigest()[:16]
         self._environment.globals |= {
-            "static": f"{CONSOLE}/static/{self.version}",
-            "console": CONSOLE,
+            "root_path": root_path,
+            "static": f"{root_path}{CONSOLE}/static/{self.version}",
+            "console": f"{root_path}{CONSOLE}",
             "Right": Right,
             "request_bar": request_bar,
             "currency": currency,

@@ -37,6 +37,8 @@ class Frame:
     live: Mapping[str, LiveSource]
     drain: Drain
     metrics: Metrics
+    # Stands before the paths that a browser knows.
+    root_path: str
 
     async def static_file(self, request: Request, version: str, name: str) -> Response:
         """A file of the pages. Its URL changes with its content."""
@@ -53,14 +55,14 @@ class Frame:
         return Response(content, headers=headers, media_type=STATIC_TYPES[name[name.rfind(".") :]])
 
     async def show_login(self, request: Request) -> Response:
-        target = _next_path(request.query_params.get("next", ""))
+        target = self._next_path(request.query_params.get("next", ""))
         return self.renderer.login(theme_of(request.scope["headers"]), next_path=target)
 
     async def log_in(
         self, request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = ""
     ) -> Response:
         """Begin a session, for any key."""
-        target = _next_path(next)
+        target = self._next_path(next)
         try:
             check_same_origin(request.scope["headers"])
             cookie = await self.sign_in.sign_in(key)
@@ -76,8 +78,8 @@ class Frame:
             COOKIE,
             cookie,
             max_age=LIFETIME_S,
-            path=CONSOLE,
-            secure=is_over_tls(request.scope["headers"]),
+            path=self.root_path + CONSOLE,
+            secure=is_over_tls(request.scope),
             httponly=True,
             samesite="strict",
         )
@@ -87,7 +89,9 @@ class Frame:
         """End the session in this browser, also one that has ended with its key."""
         check_same_origin(request.scope["headers"])
         response = RedirectResponse(LOGIN, 303, HEADERS)
-        response.delete_cookie(COOKIE, path=CONSOLE, httponly=True, samesite="strict")
+        response.delete_cookie(
+            COOKIE, path=self.root_path + CONSOLE, httponly=True, samesite="strict"
+        )
         return response
 
     async def choose_theme(self, request: Request, theme: Annotated[str, Form()]) -> Response:
@@ -95,13 +99,13 @@ class Frame:
         check_same_origin(request.scope["headers"])
         page = urlsplit(request.headers.get("referer", ""))
         target = f"{page.path}?{page.query}" if page.query else page.path
-        response = RedirectResponse(_next_path(target), 303, HEADERS)
+        response = RedirectResponse(self._next_path(target), 303, HEADERS)
         response.set_cookie(
             themes.COOKIE,
             themes.theme_named(theme),
             max_age=themes.LIFETIME_S,
-            path=CONSOLE,
-            secure=is_over_tls(request.scope["headers"]),
+            path=self.root_path + CONSOLE,
+            secure=is_over_tls(request.scope),
             httponly=True,
             samesite="strict",
         )
@@ -139,8 +143,8 @@ class Frame:
         router.get("/api/events/{page}")(self.events)
         return router
 
-
-def _next_path(path: str) -> str:
-    """Return where to go after the login: a page of the console, never another place."""
-    plain = path.startswith(f"{CONSOLE}/") and "//" not in path and "\\" not in path
-    return path if plain and path.isprintable() else CONSOLE
+    def _next_path(self, path: str) -> str:
+        """Return where to go after the login: a page of the console, never another place."""
+        path = path.removeprefix(self.root_path)
+        plain = path.startswith(f"{CONSOLE}/") and "//" not in path and "\\" not in path
+        return path if plain and path.isprintable() else CONSOLE

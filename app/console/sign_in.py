@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from starlette.requests import cookie_parser
+from starlette.types import Scope
 
 from app.auth import Authenticator, Principal, Role, id_of, presented_key
 from app.console import theme
@@ -102,14 +103,13 @@ def check_same_origin(headers: RequestHeaders) -> None:
         raise PermissionDenied("a page of another site has sent this request")
 
 
-def is_over_tls(headers: RequestHeaders) -> bool:
-    """Return whether a form was sent over TLS, which a proxy in front ends.
+def is_over_tls(scope: Scope) -> bool:
+    """Return whether a form was sent over TLS, which a proxy in front may end.
 
-    By the browser's own word or the proxy's; a client that lies hides its session from itself.
+    Every browser says so; a client that lies hides its session from itself.
     """
-    fields = dict(headers)
-    forwarded = fields.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
-    return forwarded == b"https" or fields.get(b"origin", b"").startswith(b"https://")
+    origin: bytes = dict(scope["headers"]).get(b"origin", b"")
+    return scope["scheme"] == "https" or origin.startswith(b"https://")
 
 
 def check_request_token(headers: RequestHeaders, visitor: Visitor) -> None:

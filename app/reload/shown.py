@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Set
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
@@ -38,7 +39,7 @@ def value(path: str, member: object) -> str | None:
             return "none"
         case bool():
             return "true" if member else "false"
-        case str() | Path():
+        case str() | Path() | IPv4Network() | IPv6Network():
             text = str(member) or '""'
         case list() | tuple():
             text = f"[{', '.join(value(path, item) or '' for item in member)}]"

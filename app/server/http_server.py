@@ -16,7 +16,9 @@ from app.server.connection import (
     ClientConnection,
     ConnectionBounds,
     PeerConnections,
+    ProxiedConnection,
     TlsListener,
+    TrustedProxies,
 )
 from app.server.listen import BACKLOG
 from app.settings import ServerSettings
@@ -104,7 +106,7 @@ def gateway_server(application: Application, certificate: Certificate | None = N
     settings = application.settings.server
     metrics, access = application.metrics, application.access
 
-    class Connection(ClientConnection):
+    class DirectConnection(ClientConnection):
         bounds = _bounds(settings, settings.max_connections, settings.max_connections_per_peer)
         peers = PeerConnections()
         dispatcher = application.dispatcher
@@ -115,13 +117,19 @@ def gateway_server(application: Application, certificate: Certificate | None = N
             record = RequestRecord(new_id(), NO_ENDPOINT, "-", status, 0.0, fault=fault)
             access.write(record, peer=self.peer)
 
-    config = _config(application.asgi, Connection, settings, lifespan="on")
+    class BehindProxy(ProxiedConnection, DirectConnection):
+        proxies = TrustedProxies(settings.trusted_proxies)
+        prefix = f"{settings.root_path}/".encode()
+
+    behind_proxy = settings.trusted_proxies or settings.root_path
+    connection = BehindProxy if behind_proxy else DirectConnection
+    config = _config(application.asgi, connection, settings, lifespan="on")
     if settings.tls is not None and settings.tls.hsts_s is not None:
         config.headers.append(("strict-transport-security", f"max-age={settings.tls.hsts_s}"))
     if certificate is None:
-        server = HttpServer(config, Connection)
+        server = HttpServer(config, connection)
     else:
-        server = HttpsServer(config, Connection, certificate, metrics)
+        server = HttpsServer(config, connection, certificate, metrics)
         metrics.watch_certificate(lambda: certificate.expires.timestamp())
     connections = server.server_state.connections
     metrics.watch_connections(lambda: len(connections), settings.max_connections)
@@ -172,7 +180,7 @@ def _config(
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # no part of the gateway trusts a forwarded address
+        proxy_headers=False,  # `ProxiedConnection` reads them
         lifespan=lifespan,
         backlog=BACKLOG,
         # uvicorn's own wait for open connections; the drain has ended their requests by then.

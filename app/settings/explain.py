@@ -41,6 +41,7 @@ _MUST: Mapping[str, str] = {
     "int_parsing": "a whole number",
     "int_parsing_size": "a whole number",
     "int_type": "a whole number",
+    "ip_any_network": "an address or a network such as 10.0.0.0/8",
     "less_than": "below {lt:g}",
     "less_than_equal": "at most {le:g}",
     "list_type": "a list",

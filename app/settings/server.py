@@ -1,15 +1,33 @@
 """The section `server`: where the gateway listens, its bounds, and the engines' shared limits."""
 
+import re
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, IPvAnyNetwork, model_validator
 
 from app.settings.tls import TlsSettings
 from engines.spec import SpecModel
 
 # Wildcard addresses, and the address that reaches each from the same machine.
 LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+_ROOT_PATH = re.compile("(/[A-Za-z0-9._~-]+)*/?")
+# Where paths of the gateway's own begin that have more than one part.
+_OWN_PATHS = frozenset({"admin", "console", "metrics", "models", "v1"})
+
+
+def _check_root_path(path: str) -> str:
+    if not _ROOT_PATH.fullmatch(path):
+        raise ValueError("must be a path such as /llm")
+    if path.strip("/").partition("/")[0] in _OWN_PATHS:
+        raise ValueError(f"{path} is where paths of the gateway itself begin: choose another one")
+    return path.rstrip("/")
+
+
+def _check_network(network: IPvAnyNetwork) -> IPvAnyNetwork:
+    if network.prefixlen == 0:
+        raise ValueError("name the proxies: here any client could claim any address")
+    return network
 
 
 class ServerSettings(SpecModel):
@@ -23,6 +41,18 @@ class ServerSettings(SpecModel):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
     tls: TlsSettings | None = Field(
         None, description="HTTPS by the gateway itself. Default: plain HTTP."
+    )
+    root_path: Annotated[str, AfterValidator(_check_root_path)] = Field(
+        "",
+        description="Path under which a proxy serves the gateway, such as /llm: the console's "
+        "links, cookies and redirects, and the OpenAPI document have it. The proxy may remove it "
+        "from requests or leave it.",
+    )
+    trusted_proxies: tuple[Annotated[IPvAnyNetwork, AfterValidator(_check_network)], ...] = Field(
+        (),
+        description="Addresses and networks of proxies in front. The client's address and scheme "
+        "are read from their X-Forwarded-For and X-Forwarded-Proto, and from no one else's. "
+        "Default: these headers are ignored.",
     )
     max_body_bytes: int = Field(
         33554432,
@@ -47,7 +77,7 @@ class ServerSettings(SpecModel):
         134217728,
         ge=1,
         description="Memory for the request bodies from one client address, in bytes. Behind a "
-        "load balancer, set it to body_memory_bytes.",
+        "proxy that is not in trusted_proxies, set it to body_memory_bytes.",
     )
     drain_timeout_s: float = Field(
         30.0,
@@ -65,7 +95,8 @@ class ServerSettings(SpecModel):
         2048,
         ge=1,
         description="Maximum number of connections from one client address. Further connections "
-        "are answered with 503 and closed. Behind a load balancer, set it to max_connections.",
+        "are answered with 503 and closed. Those of trusted_proxies are not limited; behind "
+        "another load balancer, set it to max_connections.",
     )
     header_timeout_s: float = Field(
         10.0,

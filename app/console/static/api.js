@@ -1,5 +1,7 @@
 // Requests of the console's pages to the gateway, with the session and its token.
 
+import {CONSOLE} from "./addresses.js";
+
 const token = document.querySelector('meta[name="csrf-token"]').content;
 
 export class ApiError extends Error {
@@ -17,7 +19,7 @@ export async function send(path, {method = "GET", body, signal} = {}) {
   if (body !== undefined) headers["content-type"] = "application/json";
   let response;
   try {
-    response = await fetch(`/console/api${path}`, {
+    response = await fetch(`${CONSOLE}/api${path}`, {
       method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
@@ -63,7 +65,7 @@ function offerLogin() {
   const notice = document.createElement("p");
   notice.className = "notice bad";
   const link = document.createElement("a");
-  link.href = `/console/login?next=${encodeURIComponent(location.pathname)}`;
+  link.href = `${CONSOLE}/login?next=${encodeURIComponent(location.pathname)}`;
   link.textContent = "Log in again";
   notice.append("The session has ended. ", link, ".");
   document.getElementById("content").prepend(notice);

@@ -1,6 +1,7 @@
 // Charts to point at: one crosshair for all, values in the legends, and the requests behind a moment.
 // The server draws the charts; what is read here are the coordinates of its lines.
 
+import {CONSOLE} from "./addresses.js";
 import {refresh} from "./page_parts.js";
 
 const place = document.getElementById("charts");
@@ -82,7 +83,7 @@ function openRequests({dataset}, x) {
   const at = momentAt(dataset, x).getTime();
   const query = new URLSearchParams({from: iso(at - around), to: iso(at + around)});
   if (dataset.status) query.set("status", dataset.status);
-  location.assign(`/console/requests?${query}`);
+  location.assign(`${CONSOLE}/requests?${query}`);
 }
 
 function iso(ms) {

@@ -1,6 +1,7 @@
 // Keys and owners: forms and buttons that change them. A secret is on the page only while its
 // dialog is open: in no URL, no storage, and not in the page that "back" returns to.
 
+import {CONSOLE, PUBLIC_URL} from "./addresses.js";
 import {api, notify} from "./api.js";
 import {confirmAction} from "./dialogs.js";
 import {refresh} from "./page_parts.js";
@@ -10,7 +11,7 @@ const NUMBERS = [
   "requests_per_minute", "tokens_per_minute", "concurrent_requests", "daily_tokens", "monthly_tokens",
   "daily_cost", "monthly_cost",
 ];
-const KEYS = "/console/keys";
+const KEYS = `${CONSOLE}/keys`;
 const NOT_COPIED = "The browser does not let this page copy: select the text and copy it.";
 
 /** Return a key's fields as the API has them. Throws Error if the rules are not JSON. */
@@ -68,7 +69,7 @@ function changes(before, after) {
 
 // What one needs to begin with a key. The programs read it from the environment.
 function snippetsOf(secret, model) {
-  const url = `${location.origin}/v1`;
+  const url = `${PUBLIC_URL}/v1`;
   const body = {model, messages: [{role: "user", content: "Hello!"}], stream: true};
   return {
     environment: `API_KEY=${secret}\nOPENAI_API_KEY=${secret}\nOPENAI_BASE_URL=${url}\n`,

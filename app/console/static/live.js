@@ -1,5 +1,6 @@
 // Live regions: the server sends the HTML of those that changed, rendered by its own templates.
 
+import {CONSOLE} from "./addresses.js";
 import {showConnection, updateRegions} from "./regions.js";
 
 const page = document.querySelector("[data-live-page]").dataset.livePage;
@@ -7,7 +8,7 @@ let source;
 
 function open() {
   source?.close();
-  source = new EventSource(`/console/api/events/${page}`);
+  source = new EventSource(`${CONSOLE}/api/events/${page}`);
   source.addEventListener("regions", (event) => {
     updateRegions(JSON.parse(event.data));
   });
@@ -21,8 +22,8 @@ function open() {
 // An EventSource gives up after a response that is not a stream, such as 401 or 503.
 async function retry() {
   if (document.hidden) return;
-  const response = await fetch("/console/api/session").catch(() => null);
-  if (response?.status === 401) location.assign(`/console/login?next=${encodeURIComponent(location.pathname)}`);
+  const response = await fetch(`${CONSOLE}/api/session`).catch(() => null);
+  if (response?.status === 401) location.assign(`${CONSOLE}/login?next=${encodeURIComponent(location.pathname)}`);
   else if (response?.ok) open();
   else setTimeout(retry, 2000);
 }

@@ -1,5 +1,6 @@
 // The playground: a conversation with one to four models side by side.
 
+import {PUBLIC_URL} from "./addresses.js";
 import {notify} from "./api.js";
 import {ask} from "./chat.js";
 import {ChatList} from "./chat_list.js";
@@ -14,6 +15,7 @@ import {faultOf, revealFault, showColumns, showModelNotes} from "./playground_se
 import {curlOf, javascriptOf, pythonOf} from "./snippets.js";
 import {showSmallForms} from "./small_forms.js";
 
+const CHAT_URL = `${PUBLIC_URL}/v1/chat/completions`;
 const MAX_SPOKEN = 1000;
 const SNIPPETS = {curl: curlOf, Python: pythonOf, JavaScript: javascriptOf};
 
@@ -75,14 +77,10 @@ function viewOf(turn, column, answer) {
   act("results", () => start(turn, column));
   act("copy", () => copyText(answer.text, "Answer"));
   for (const [language, snippetOf] of Object.entries(SNIPPETS)) {
-    act(language, () => copyText(snippetOf(publicUrl(), requestOf(turn, column, answer)), `Request as ${language}`));
+    act(language, () => copyText(snippetOf(CHAT_URL, requestOf(turn, column, answer)), `Request as ${language}`));
   }
   if (!runs(answer)) view.format();
   return view;
-}
-
-function publicUrl() {
-  return `${location.origin}/v1/chat/completions`;
 }
 
 function requestOf(turn, column, answer) {

@@ -1,5 +1,6 @@
 // Ctrl+K: finds pages by the navigation, and models, engines, keys and requests by the server.
 
+import {ROOT_PATH} from "./addresses.js";
 import {api} from "./api.js";
 
 const WAIT_MS = 150; // after the last letter
@@ -59,7 +60,7 @@ async function find() {
   let said = HINT;
   try {
     const answer = await api("/find", {method: "POST", body: {text}});
-    found = [...first, ...answer.data];
+    found = [...first, ...answer.data.map((one) => ({...one, path: ROOT_PATH + one.path}))];
     if (!answer.complete) said = "The database does not answer now: keys and stored requests are left out.";
     else if (!found.length) said = "Nothing has this name or ID.";
   } catch (error) {

@@ -9,18 +9,23 @@ uvicorn's cycle: each is an `HttpExchange`, handled in one task.
 `protocol` is the connection. Its parts: `request_parser` and `framing` (parsing), `input_buffer`
 (received, not yet parsed), `receive_deadline` (timeouts), `bounds` (limits), `exchange` (requests
 of the data plane), `asgi_transport` (responses of the ASGI application, refusals),
-`tls_listener` (what precedes them under TLS).
+`tls_listener` (what precedes them under TLS), `proxied` and `trusted_proxies` (where a proxy is in
+front).
 """
 
 from app.server.connection.bounds import ConnectionBounds, PeerConnections
 from app.server.connection.exchange import HttpExchange
 from app.server.connection.protocol import ClientConnection
+from app.server.connection.proxied import ProxiedConnection
 from app.server.connection.tls_listener import TlsListener
+from app.server.connection.trusted_proxies import TrustedProxies
 
 __all__ = [
     "ClientConnection",
     "ConnectionBounds",
     "HttpExchange",
     "PeerConnections",
+    "ProxiedConnection",
     "TlsListener",
+    "TrustedProxies",
 ]

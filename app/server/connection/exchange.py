@@ -37,8 +37,9 @@ class Connection(Protocol):
     flow: InputBuffer
     tasks: set[asyncio.Task[None]]
 
-    @property
-    def peer(self) -> str: ...
+    def peer_of(self, headers: Headers) -> str:
+        """Return the address of the client that has sent a request with these headers."""
+        ...
 
     def common_headers(self) -> Headers:
         """Return the headers of every response."""
@@ -129,7 +130,7 @@ class HttpExchange:
     @property
     def peer(self) -> str:
         """The client's address; "" where there is none, as on a Unix socket."""
-        return self._connection.peer
+        return self._connection.peer_of(self.headers)
 
     def take_body(self) -> bytes | None:
         """Return the whole body if it has arrived; None: it must be read."""

@@ -85,13 +85,17 @@ class ClientConnection(RequestParser):
         self.flow = InputBuffer(transport, self.loop, self._parse_buffered)
         self.client = get_remote_addr(transport)
         self.scheme = "https" if transport.get_extra_info("ssl_object") is not None else "http"
-        peer = self.client[0] if self.client is not None else None
+        # "" where there is no address, as on a Unix socket.
+        self.peer = self.client[0] if self.client is not None else ""
+        bounded = self._bounded_peer()
         if len(self.connections) > self.bounds.connections:
             self._refuse_connection("the gateway has too many connections; try again")
-        elif peer is not None and not self.peers.admit(peer, self.bounds.connections_per_peer):
+        elif bounded is not None and not self.peers.admit(
+            bounded, self.bounds.connections_per_peer
+        ):
             self._refuse_connection("too many connections from this address; try again")
         else:
-            self._counted_peer = peer
+            self._counted_peer = bounded
             self._deadline.expect(self.bounds.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,10 +118,13 @@ class ClientConnection(RequestParser):
             running.message_event.set()
             self._unlink_cycle(running)
 
-    @property
-    def peer(self) -> str:
-        """The client's address; "" where there is none, as on a Unix socket."""
-        return self.client[0] if self.client is not None else ""
+    def _bounded_peer(self) -> str | None:
+        """Return the address whose connections are bounded in number; None: they are not."""
+        return self.peer or None
+
+    def peer_of(self, headers: Headers) -> str:
+        """See `app.server.connection.exchange.Connection`."""
+        return self.peer
 
     def common_headers(self) -> Headers:
         """See `app.server.connection.exchange.Connection`."""

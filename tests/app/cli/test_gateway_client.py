@@ -55,6 +55,11 @@ class TestAddress:
         assert run(*words).exit_code == 0
         assert len(gateway.requests) == 1
 
+    def test_url_may_have_the_path_of_a_proxy(self, gateway: FakeGateway) -> None:
+        gateway.respond("/llm/admin/models", {"data": []})
+        for path in ("/llm", "/llm/"):
+            assert run("models", "--url", f"{gateway.url}{path}").exit_code == 0
+
     def test_config_option_and_variable_name_the_file(
         self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
     ) -> None:

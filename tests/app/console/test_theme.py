@@ -14,7 +14,7 @@ async def test_a_chosen_scheme_stays_and_leads_back_to_the_open_page(gateway: Ga
         referer = f"{visitor.base_url}/console/requests?outcome=failed"
         answer = await visitor.post(THEME, data={"theme": "dark"}, headers={"referer": referer})
         assert answer.headers["location"] == "/console/requests?outcome=failed"
-        assert '<html lang="en" data-theme="dark">' in (await visitor.get("/console/account")).text
+        assert '<html lang="en" data-theme="dark" ' in (await visitor.get("/console/account")).text
         assert 'data-theme="dark"' in (await visitor.get("/console/login")).text
         await visitor.post(THEME, data={"theme": "auto"})
         assert "data-theme" not in (await visitor.get("/console/account")).text

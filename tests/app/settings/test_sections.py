@@ -31,6 +31,45 @@ def of_model(engines: list[dict[str, str]], **fields: object) -> str:
     return yaml.safe_dump({"models": [{"name": "demo", "engines": engines, **fields}]})
 
 
+class TestReverseProxy:
+    def test_default_is_no_prefix_and_no_trusted_proxy(self) -> None:
+        server = load(GOOD).server
+        assert (server.root_path, server.trusted_proxies) == ("", ())
+
+    def test_slash_at_the_end_of_the_prefix_is_removed(self) -> None:
+        assert load("server: {root_path: /tools/llm/}\n" + GOOD).server.root_path == "/tools/llm"
+        assert load("server: {root_path: /}\n" + GOOD).server.root_path == ""
+
+    @pytest.mark.parametrize(
+        ("fields", "line"),
+        [
+            ("root_path: llm", "server.root_path: must be a path such as /llm"),
+            ("root_path: //llm", "server.root_path: must be a path such as /llm"),
+            ("root_path: '/a b'", "server.root_path: must be a path such as /llm"),
+            (
+                "root_path: /v1/llm",
+                "server.root_path: /v1/llm is where paths of the gateway itself begin: choose "
+                "another one",
+            ),
+            (
+                "trusted_proxies: [10.0.0.1, 0.0.0.0/0]",
+                "server.trusted_proxies[1]: name the proxies: here any client could claim any "
+                "address",
+            ),
+            *(
+                (
+                    f"trusted_proxies: [{value}]",
+                    "server.trusted_proxies[0]: must be an address or a network such as "
+                    f"10.0.0.0/8, not '{value}'",
+                )
+                for value in ("proxy.example", "10.0.0.1/8")
+            ),
+        ],
+    )
+    def test_faults_are_one_line_each(self, fields: str, line: str) -> None:
+        assert faults(f"server: {{{fields}}}\n" + GOOD) == [line]
+
+
 class TestFallbacks:
     def test_models_may_share_a_fallback_and_have_several(self) -> None:
         found = load(with_fallbacks(a=["c", "b"], b=["c"], c=["d"], d=[]))

@@ -1,0 +1,77 @@
+"""Finds the client of a request that has come through proxies, by the headers that they add.
+
+Each proxy appends the address it was called from to X-Forwarded-For, so the list is read from its
+end: the last address that is no trusted proxy is the client's. What stands before it was sent by
+the client, who may send anything. `Forwarded` (RFC 7239) is not read: a proxy
+that sets only one of the two headers passes on the other as the client has sent it.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Literal
+
+from app.asgi import Headers
+
+# No chain is longer; a hostile list is read no further.
+MAX_HOPS = 16
+_SCHEMES: Mapping[bytes, Literal["http", "https"]] = {b"http": "http", b"https": "https"}
+
+
+class TrustedProxies:
+    """The proxies whose forwarding headers are believed."""
+
+    def __init__(self, networks: Iterable[IPv4Network | IPv6Network] = ()) -> None:
+        """Trust the addresses of `networks`; default: none."""
+        self._networks = tuple(networks)
+        self._trusts = lru_cache(maxsize=1024)(self._is_trusted)
+
+    def trusts(self, address: str) -> bool:
+        """Return whether the peer of a connection is a trusted proxy."""
+        return self._trusts(address)
+
+    def _is_trusted(self, text: str) -> bool:
+        address = _parse_address(text)
+        return address is not None and any(address in network for network in self._networks)
+
+    def find_client(self, peer: str, headers: Headers) -> str:
+        """Return the client's address: the last hop that is not a trusted proxy.
+
+        A hop that is no address ends the search at the proxy that has reported it.
+        """
+        client = peer
+        if not self._trusts(peer):
+            return client
+        listed = b",".join(value for name, value in headers if name == b"x-forwarded-for")
+        for hop in reversed(listed.decode("latin-1").rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
+            address = _parse_address(hop)
+            if address is None:
+                break
+            client = str(address)
+            if not self._trusts(client):
+                break
+        return client
+
+
+def forwarded_scheme(headers: Headers) -> Literal["http", "https"] | None:
+    """Return the scheme that the client used, by a trusted proxy's word; None: it says none."""
+    first = dict(headers).get(b"x-forwarded-proto", b"").partition(b",")[0]
+    return _SCHEMES.get(first.strip().lower())
+
+
+def _parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an address, which may have a port; None: it is none."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:  # any text
+            return None
+        return address.ipv4_mapped or address
+    return address

@@ -49,10 +49,10 @@ def find_hub(model: str, args: Mapping[str, object], variables: Mapping[str, str
     None for a path, a model in the local cache, another kind of address, and an engine that is
     told to be offline. `variables` is the environment of the engine.
     """
-    if Path(model).expanduser().exists() or _REPOSITORY.fullmatch(model) is None:
+    if not is_repository(model):
         return None
     repository = model.partition(":")[0]
-    if variables.get("VLLM_USE_MODELSCOPE", "").strip().lower() in _TRUE:
+    if uses_modelscope(variables):
         if any(_holds_model(place) for place in _modelscope_places(repository, args, variables)):
             return None
         domain = variables.get("MODELSCOPE_DOMAIN", "").strip() or "www.modelscope.cn"
@@ -61,7 +61,7 @@ def find_hub(model: str, args: Mapping[str, object], variables: Mapping[str, str
     offline = (variables.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     if any(value.strip().lower() in _TRUE for value in offline):
         return None
-    place = _hugging_face_cache(args, variables) / f"models--{repository.replace('/', '--')}"
+    place = cached_repository(repository, args, variables)
     if any(map(_holds_model, (place / "snapshots").glob("*"))):
         return None
     endpoint = variables.get("HF_ENDPOINT", "").strip() or "https://huggingface.co"
@@ -70,6 +70,23 @@ def find_hub(model: str, args: Mapping[str, object], variables: Mapping[str, str
         "`modelscope`), or HTTPS_PROXY; or make model a directory with its files"
     )
     return _hub("the Hugging Face hub", endpoint, variables, advice)
+
+
+def uses_modelscope(variables: Mapping[str, str]) -> bool:
+    """Return whether an engine with these variables downloads from ModelScope."""
+    return variables.get("VLLM_USE_MODELSCOPE", "").strip().lower() in _TRUE
+
+
+def is_repository(model: str) -> bool:
+    """Return whether a model is named as on a hub, and is no directory here."""
+    return not Path(model).expanduser().exists() and _REPOSITORY.fullmatch(model) is not None
+
+
+def cached_repository(
+    repository: str, args: Mapping[str, object], variables: Mapping[str, str]
+) -> Path:
+    """Return where an engine has the files of a repository of the Hugging Face hub."""
+    return _hugging_face_cache(args, variables) / f"models--{repository.replace('/', '--')}"
 
 
 def _hub(name: str, endpoint: str, variables: Mapping[str, str], advice: str) -> Hub | None:

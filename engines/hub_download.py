@@ -6,6 +6,7 @@ file is continued where it broke, within the same run (huggingface_hub 2.4, `htt
 """
 
 import errno
+import fnmatch
 import os
 import re
 import shutil
@@ -24,6 +25,13 @@ UNREAD = (
 )  # fmt: skip
 # Also left out where there are safetensors, as vLLM does.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+# vLLM takes the first kind that a repository has.
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+INFO_TIMEOUT_S = 10.0
+# End of a file's name in huggingface_hub until it is whole.
+INCOMPLETE = ".incomplete"
+# A file system without room, or a user without.
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 # Wait after a 429 that names no time, and the longest wait that is worth it, in seconds.
 PAUSE_S, MAX_PAUSE_S = 60, 900
 _RESET = re.compile(r"\bt=(\d{1,6})")
@@ -76,6 +84,7 @@ class Download:
         """Download what is missing; return the model's directory. Raises DownloadError. Blocks."""
         import huggingface_hub
 
+        complete = sum(_sizes(self.place, complete=True))
         try:
             found = huggingface_hub.snapshot_download(
                 self.model,
@@ -84,8 +93,19 @@ class Download:
                 allow_patterns=[_literal(name) for name in self.files],
             )
         except Exception as error:
-            raise _translated(error, self.model, self.place) from error
+            if any(getattr(cause, "errno", None) in FULL for cause in _causes(error)):
+                left = self.missing - sum(_sizes(self.place, complete=True)) + complete
+                raise DownloadError(self._full(left)) from error
+            raise _translated(error, self.model) from error
         return Path(found)
+
+    def _full(self, left: int) -> str:
+        free = shutil.disk_usage(_existing(self.place)).free
+        return (
+            f"the disk of {self.place} is full: {format_bytes(left)} of {self.model} are still to "
+            f"come, and {format_bytes(free)} are free; free some, and run the command again: "
+            "complete files are not downloaded twice"
+        )
 
 
 def plan_download(model: str, revision: str | None, directory: Path | None) -> Download:
@@ -102,7 +122,7 @@ def plan_download(model: str, revision: str | None, directory: Path | None) -> D
             model, revision=revision, local_dir=directory, dry_run=True
         )
     except Exception as error:
-        raise _translated(error, model, place, revision) from error
+        raise _translated(error, model, revision) from error
     wanted = _wanted({one.filename: one for one in found})
     if not wanted:
         raise DownloadError(f"the repository {model} has no files that vLLM reads")
@@ -117,6 +137,29 @@ def plan_download(model: str, revision: str | None, directory: Path | None) -> D
     )
 
 
+def weight_files(
+    model: str, revision: str | None, endpoint: str | None, token: str | None
+) -> dict[str, int]:
+    """Return the sizes of the weights that vLLM downloads, by their names in the cache's `blobs`.
+
+    They are chosen as in vLLM's `download_weights_from_hf`. {} where the hub does not say. Blocks.
+    """
+    try:
+        from huggingface_hub import HfApi
+
+        # Not the token of this process, which may be another's.
+        api = HfApi(endpoint=endpoint, token=token or False)
+        info = api.model_info(model, revision=revision, files_metadata=True, timeout=INFO_TIMEOUT_S)
+    except Exception:  # noqa: BLE001 - no package, no network, any answer: a load goes on
+        return {}
+    files = {file.rfilename: file for file in info.siblings or ()}
+    indexed = "model.safetensors.index.json" in files
+    patterns = ("model*.safetensors",) if indexed else WEIGHTS
+    chosen = next(filter(None, (fnmatch.filter(files, pattern) for pattern in patterns)), [])
+    found = [files[name] for name in chosen if not (indexed and "/" in name)]
+    return {file.lfs.sha256 if file.lfs else str(file.blob_id): file.size or 0 for file in found}
+
+
 def format_bytes(count: int) -> str:
     """Return a number of bytes for people."""
     if count >= GIB / 10:
@@ -126,11 +169,13 @@ def format_bytes(count: int) -> str:
 
 def _wanted(files: dict[str, Any]) -> list[Any]:
     """Return the files that vLLM reads."""
-    from fnmatch import fnmatch
-
     has_safetensors = any(name.endswith(".safetensors") for name in files)
     left_out = (*UNREAD, *OTHER_WEIGHTS) if has_safetensors else UNREAD
-    return [one for name, one in files.items() if not any(fnmatch(name, rule) for rule in left_out)]
+    return [
+        one
+        for name, one in files.items()
+        if not any(fnmatch.fnmatch(name, rule) for rule in left_out)
+    ]
 
 
 def _literal(name: str) -> str:
@@ -144,9 +189,12 @@ def _cache_place(model: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "blobs"
 
 
-def _sizes(place: Path) -> Iterator[int]:
+def _sizes(place: Path, *, complete: bool = False) -> Iterator[int]:
+    """Yield the sizes of the files at a place; `complete`: not of those that are not whole yet."""
     for directory, _, names in os.walk(place):
         for name in names:
+            if complete and name.endswith(INCOMPLETE):
+                continue
             try:
                 yield os.lstat(os.path.join(directory, name)).st_size
             except FileNotFoundError:
@@ -158,9 +206,7 @@ def _existing(path: Path) -> Path:
     return next(one for one in (path, *path.parents) if one.exists())
 
 
-def _translated(
-    error: Exception, model: str, place: Path, revision: str | None = None
-) -> DownloadError:
+def _translated(error: Exception, model: str, revision: str | None = None) -> DownloadError:
     """Return an error of huggingface_hub in words, found by its kind and status."""
     from huggingface_hub import constants
 
@@ -168,11 +214,6 @@ def _translated(
     kinds = {type(one).__name__ for one in chain}
     host = constants.ENDPOINT.partition("://")[2]
     status, headers = _response_of(chain)
-    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in chain):
-        return DownloadError(
-            f"the disk of {place} is full; free some, and run the command again: complete files "
-            "are not downloaded twice"
-        )
     if status == 429:
         named = headers.get("retry-after", "")
         reset = _RESET.search(headers.get("ratelimit", ""))

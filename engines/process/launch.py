@@ -106,10 +106,16 @@ class Launch:
         if self.origin is not None:
             written = json.dumps(dataclasses.asdict(self.origin))
             (self.directory / ORIGIN).write_text(written)
+        return {**self._inherited(), **self._temporary(), **self.own_env}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The engine's environment, except for the paths of its temporary files."""
+        return {**self._inherited(), **self.own_env}
+
+    def _inherited(self) -> dict[str, str]:
         ours = environment.inherited(os.environ, self.spec.inherit_env, self.withheld)
-        if self.python is not None:
-            ours = interpreter.variables(ours, self.python)
-        return {**ours, **self._temporary(), **self.own_env}
+        return ours if self.python is None else interpreter.variables(ours, self.python)
 
     def _temporary(self) -> dict[str, str]:
         if scratch.TMPDIR in self.own_env:

@@ -16,6 +16,7 @@ from engines.base import EngineState, Progress
 from engines.guard.guardian_client import LaunchError
 from engines.guard.process_tree import GUARDIAN_SLACK_S
 from engines.http import EngineProbe, Http1Client
+from engines.hub_progress import ModelDownload
 from engines.lifecycle import Event
 from engines.logs import EngineLogger
 from engines.output import EngineLog
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # Interval of the health checks of an engine that is starting.
 PROBE_S = 0.2
+# Interval at which the cache of a model that is downloaded is read.
+DOWNLOAD_S = 1.0
 # Once a minute the engine's processes are looked for among all of the machine's and their memory is
 # measured: reading what a large process holds is work for the kernel.
 SAMPLES_PER_MEASUREMENT = 12
@@ -109,13 +112,17 @@ class EngineRun:
         self._guardian: EngineProcesses | None = None
         # A phase in the gateway's words; None: the engine's log has it.
         self._phase: str | None = "looking for a running engine"
+        # Of the model, while one is seen.
+        self._download: Progress | None = None
         # Start of the load or wake, in the loop's time; None: it has not begun.
         self.load_began: float | None = None
         self.served_s = 0.0
 
     @property
     def progress(self) -> Progress | None:
-        return Progress(self._phase) if self._phase else self._startup.progress
+        if self._phase:
+            return Progress(self._phase)
+        return self._download or self._startup.progress
 
     @property
     def pid(self) -> int | None:
@@ -164,8 +171,10 @@ class EngineRun:
             self._phase = None
             guardian.keep(self._launch.keep)
             exited = asyncio.create_task(guardian.wait(), name=f"guardian of {self._launch.name}")
+            following = asyncio.create_task(self._follow_download())
             try:
                 failure = await self._wait_until_ready(guardian, exited, adopted=adopted)
+                following.cancel()
                 await turn.aclose()
                 if failure is None and self._status.state is State.READY:
                     failure = await self._serve(guardian, exited)
@@ -174,6 +183,7 @@ class EngineRun:
                 return failure
             finally:
                 self._guardian = None
+                following.cancel()
                 exited.cancel()
                 self._control.close()
                 if self._shared.released:  # requests in flight go on
@@ -252,6 +262,16 @@ class EngineRun:
                     return Failure(verdict)
             await self._shared.wait_for_first(exited, timeout=PROBE_S)
         return None
+
+    async def _follow_download(self) -> None:
+        """Keep `progress` that of the model's download, while there is one."""
+        launch = self._launch
+        if not launch.downloads:
+            return
+        download = ModelDownload.of(launch.spec.model, launch.spec.args, launch.environment)
+        while download is not None:
+            self._download = await asyncio.to_thread(download.progress)
+            await asyncio.sleep(DOWNLOAD_S)
 
     async def _become_ready(self, seconds: float, *, adopted: bool) -> None:
         """Record what is known of the engine, and accept requests."""

@@ -1,7 +1,7 @@
 """A server that answers like the Hugging Face hub, as far as downloads ask it, and fails at will.
 
-Paths, headers and error codes are those of huggingface.co: `/api/models/…/revision/…`,
-`/api/models/…/tree/…`, and `/…/resolve/…` with ranges.
+Paths, headers and error codes are those of huggingface.co: `/api/models/…`, also with
+`/revision/…` and `/tree/…`, and `/…/resolve/…` with ranges.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import http.server
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<kind>revision|tree)/(?P<revision>[^/?]+)")
+_API = re.compile(
+    r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<kind>revision|tree)/(?P<revision>[^/?]+))?"
+)
 _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/?]+)/(?P<name>[^?]+)")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -38,6 +41,11 @@ class FakeHub:
     cut_after: int | None = None
     cuts: int = 0
     status: int | None = None
+    # A download of a file pauses after so many bytes until this is set.
+    pause_after: int | None = None
+    go_on: threading.Event = field(default_factory=threading.Event)
+    # So many bytes of a file per second; None: as they come.
+    rate: int | None = None
 
     @property
     def url(self) -> str:
@@ -81,7 +89,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         found = _API.fullmatch(self.path.partition("?")[0]) or _FILE.fullmatch(self.path)
         if found is None or found["repo"] != hub.repo:
             return self._refuse(404 if self.headers.get("authorization") else 401, "RepoNotFound")
-        if found["revision"] not in ("main", COMMIT):
+        if found["revision"] not in ("main", COMMIT, None):
             return self._refuse(404, "RevisionNotFound")
         if found.re is _FILE:
             if hub.gated and not self.headers.get("authorization"):
@@ -89,11 +97,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._file(found["name"])
         if hub.gated and not self.headers.get("authorization"):
             return self._refuse(401, "GatedRepo")
-        answer = self._info() if found["kind"] == "revision" else self._tree()
+        answer = self._tree() if found["kind"] == "tree" else self._info()
         return self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _info(self) -> dict[str, Any]:
-        siblings = [{"rfilename": name} for name in self.hub.files]
+        siblings = [
+            {"rfilename": name, "size": len(data), "blobId": _oid(data)}
+            for name, data in self.hub.files.items()
+        ]
         name = self.hub.repo
         return {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []}
 
@@ -138,7 +149,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[:sent])
+            self._write(body[:sent])
+
+    def _write(self, body: bytes) -> None:
+        hub = self.hub
+        if hub.pause_after is not None and len(body) > hub.pause_after:
+            self.wfile.write(body[: hub.pause_after])
+            hub.go_on.wait()
+            body = body[hub.pause_after :]
+        if hub.rate is None:
+            self.wfile.write(body)
+            return
+        for start in range(0, len(body), step := max(hub.rate // 10, 1)):
+            self.wfile.write(body[start : start + step])
+            time.sleep(0.1)
 
 
 def _oid(data: bytes) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.cli.fetch import progress_line
+from tests.disks import MIB, SmallDisk
 from tests.fakes.hub import COMMIT, FakeHub, serving_hub
+from tests.waiting import poll_until
 
 WEIGHTS = bytes(range(256)) * 4096
 FILES = {
@@ -19,6 +21,7 @@ FILES = {
     "pytorch_model.bin": b"the same weights",
     "original/params.json": b"{}",
 }
+COMMAND = str(Path(sys.executable).with_name("vllm-gateway"))
 NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
 
 pytestmark = pytest.mark.slow
@@ -33,13 +36,16 @@ def hub() -> Iterator[FakeHub]:
 def fetch(
     hub: FakeHub, home: Path, *options: str, model: str = "org/demo", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    names = ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "HF_HUB_CACHE")
-    environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
-    command = [str(Path(sys.executable).with_name("vllm-gateway")), "fetch", model, *options]
+    command = [COMMAND, "fetch", model, *options]
     return subprocess.run(
-        command, env=environment | variables, capture_output=True, text=True, timeout=120
+        command, env=environment(hub, home) | variables, capture_output=True, text=True, timeout=120
     )
+
+
+def environment(hub: FakeHub, home: Path) -> dict[str, str]:
+    names = ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "HF_HUB_CACHE")
+    ours = {name: value for name, value in os.environ.items() if name not in names}
+    return ours | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
 
 
 def said(ended: "subprocess.CompletedProcess[str]") -> str:
@@ -137,6 +143,31 @@ def test_full_disk_is_found_before_the_first_byte(hub: FakeHub, tmp_path: Path) 
     assert "org/demo needs 8,388,608.0 GiB more in" in line
     assert "are free" in line
     assert not hub.downloads("safetensors")
+
+
+def test_disk_that_fills_up_on_the_way_is_named_with_what_is_missing(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    disk = SmallDisk(tmp_path / "disk", 64 * MIB)
+    hub.files["model.safetensors"] = WEIGHTS * 24
+    hub.pause_after = 12 * MIB
+    script = f'"$0" fetch org/demo; code=$?; find {disk.place} -size +1000k; exit $code'
+    with subprocess.Popen(
+        disk.command("sh", "-c", script, COMMAND),
+        env=environment(hub, disk.place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        poll_until(lambda: bool(hub.downloads("model.safetensors")), 60)
+        disk.fill(process.pid)
+        hub.go_on.set()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    [line] = [one for one in err.splitlines() if one.startswith("vllm-gateway: ")]
+    assert f"the disk of {disk.place}/hub/models--org--demo/blobs is full: 24.0 MiB" in line
+    assert "of org/demo are still to come, and 0.0 MiB are free; free some, and run" in line
+    assert out.split() == [f"{disk.place}/filler"], "half a file is not left as a whole one"
 
 
 class Huge(bytes):

@@ -14,12 +14,13 @@ import pytest
 
 from app.fleet import DetachedEngines
 from engines import inside
-from engines.base import EngineNotReady, EngineState
+from engines.base import EngineNotReady, EngineState, Progress
 from engines.interpreter import launcher
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
 from tests.engines.environments import NEW, OLD, make_environment
 from tests.engines.processes import LAUNCHER, Make, ask, build, chat, family, gone, ready
+from tests.fakes.hub import FakeHub, serving_hub
 from tests.gateway import free_port
 from tests.waiting import wait_until
 
@@ -65,6 +66,28 @@ async def test_model_that_cannot_be_downloaded_fails_before_a_process_starts(
         await ready(engine)
     assert engine.state is EngineState.FAILED
     assert not (tmp_path / "demo-0" / "engine.log").exists()
+
+
+async def test_download_is_the_progress_of_a_start(make: Make, tmp_path: Path) -> None:
+    until, place = tmp_path / "loaded", tmp_path / "hub" / "models--org--name"
+    (place / "snapshots" / "1").mkdir(parents=True)
+    (place / "snapshots" / "1" / "config.json").touch()
+    (place / "blobs").mkdir()
+    hub = FakeHub({"model.safetensors": bytes(2**20)}, repo="org/name")
+    with serving_hub(hub):
+        env = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
+        args = {"fake-load-until": str(until)}
+        engine = make(model="org/name", env=env, args=args, downloads=True)
+        starting = asyncio.create_task(ready(engine))
+        await wait_until(lambda: engine.progress == Progress("reading the configuration"), 20)
+        arriving = place / "blobs" / "abc.incomplete"
+        arriving.touch()
+        expected = Progress("downloading 0.0 of 1.0 MiB", 0, 100)
+        await wait_until(lambda: engine.progress == expected, 20)
+        arriving.unlink()
+        await wait_until(lambda: engine.progress == Progress("reading the configuration"), 20)
+        until.touch()
+        await starting
 
 
 async def test_two_callers_start_one_engine(make: Make, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@
 failed start releases what had been started, and a canceled shutdown still releases the rest.
 The order of the release:
 
-    event loop lag, scaling, start of     no engine is started any more, except by a reload or
-    engines                               an operation
+    event loop lag, tuning, scaling,      no engine is started any more, except by a reload or
+    start of engines                      an operation
     engines page, servers, reloader,      closed
     engines that have left
     operations, loader                    closed: from now on nothing starts an engine
@@ -37,6 +37,7 @@ from starlette.types import ASGIApp
 from app.admission import Admission
 from app.asgi import Dispatcher
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.concurrency import ConcurrencyTuner
 from app.database import BackupSchedule, Database, DatabaseUnavailable, SharedSecret
 from app.fleet import (
     DiscoveredServers,
@@ -92,6 +93,7 @@ class Application:
     servers: DiscoveredServers
     reloader: Reloader
     autoscaler: Autoscaler
+    concurrency_tuner: ConcurrencyTuner
     operations: ModelOperations
     engine_lifecycle: EngineLifecycle
     engines_page: EnginesPage
@@ -177,6 +179,7 @@ class Application:
             self.engine_lifecycle.start()
             stack.push_async_callback(self.engine_lifecycle.cancel_start)
             _run_until_release(stack, self.autoscaler.run(), "scale models")
+            _run_until_release(stack, self.concurrency_tuner.run(), "tune the requests in flight")
             if self.waits_for_engines:
                 await self.engine_lifecycle.wait_for_running_engines()
             self.loop_lag.start()

@@ -65,6 +65,7 @@ from app.api import (
 )
 from app.application import Application
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.concurrency import ConcurrencyTuner
 from app.console import Console
 from app.database import BackupSchedule, Database, SharedSecret
 from app.discovery import FindSource, find_source
@@ -414,6 +415,7 @@ def _application(
             engines_tried=lifecycle.engines_tried,
         ),
         autoscaler=Autoscaler(fleet, engines.admission, lifecycle.startup_done),
+        concurrency_tuner=ConcurrencyTuner(engines.catalogue, engines.admission),
         operations=ModelOperations(
             engines.catalogue, engines.in_force.settings.server.run_dir.absolute()
         ),
@@ -552,6 +554,7 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_discovery(application.servers.counts)
     metrics.watch_queues(admission.queue_limits)
     metrics.watch_scaling(application.autoscaler.wanted)
+    metrics.watch_concurrency(application.concurrency_tuner.targets)
     metrics.watch_in_flight(admission.in_flight_by_model)
     metrics.watch_budgets(application.budgets.usage_levels)
     metrics.watch_ledger(lambda: application.ledger.pending)

@@ -13,7 +13,7 @@ import msgspec
 
 from app.admission.model_queue import ModelQueue
 from app.errors import ModelNotFound, shutting_down
-from app.settings import QueueSettings
+from app.settings import QueueSettings, SlotsPerEngine
 from app.telemetry import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
 from engines.base import ChangeNotifier
@@ -64,7 +64,7 @@ class Admission:
         self,
         metrics: Metrics,
         settings: Mapping[str, QueueSettings],
-        count_slots: Callable[[str, int], int],
+        count_slots: Callable[[str, SlotsPerEngine], int],
         engine_changes: ChangeNotifier,
     ) -> None:
         """`settings` has those of every model.
@@ -82,7 +82,7 @@ class Admission:
         self._closing: list[ModelQueue] = []
         for model, of_model in settings.items():
             self.open(model, of_model)
-        self._queues[None] = self._create_queue(UNKNOWN_MODEL, QueueSettings(), lambda slots: slots)
+        self._queues[None] = self._create_queue(UNKNOWN_MODEL, QueueSettings(), lambda slots: 1)
 
     @property
     def draining(self) -> bool:
@@ -111,6 +111,14 @@ class Admission:
         """Admit no more requests for a removed model; those that were admitted go on."""
         queue = self._queues.pop(model)
         self._closing = [one for one in (*self._closing, queue) if one.in_flight]
+
+    def automatic(self) -> list[str]:
+        """Return the models whose slots per engine are found by itself."""
+        return [name for name, queue in self._queues.items() if name and queue.automatic]
+
+    def fill(self, model: str) -> None:
+        """Grant the slots that a model has more than before; it must exist."""
+        self._queues[model].fill()
 
     def counts(self, model: str) -> tuple[int, int]:
         """Return the number of a model's requests in flight, and of those waiting."""
@@ -192,7 +200,7 @@ class Admission:
             await busy.wait_until_idle()
 
     def _create_queue(
-        self, model: str, settings: QueueSettings, count_slots: Callable[[int], int]
+        self, model: str, settings: QueueSettings, count_slots: Callable[[SlotsPerEngine], int]
     ) -> ModelQueue:
         return ModelQueue(model, settings, count_slots, self._engine_changes, self._metrics)
 

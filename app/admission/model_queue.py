@@ -7,7 +7,7 @@ from time import perf_counter
 from app.admission.fair_queue import FairQueue
 from app.admission.service_rate import ServiceRate
 from app.errors import EngineOverloaded
-from app.settings import QueueSettings
+from app.settings import QueueSettings, SlotsPerEngine
 from app.telemetry.metrics import Metrics
 from engines.base import ChangeNotifier
 
@@ -31,7 +31,7 @@ class ModelQueue:
         self,
         model: str,
         settings: QueueSettings,
-        count_slots: Callable[[int], int],
+        count_slots: Callable[[SlotsPerEngine], int],
         engine_changes: ChangeNotifier,
         metrics: Metrics,
     ) -> None:
@@ -64,6 +64,15 @@ class ModelQueue:
         self._max_in_flight = settings.max_in_flight
         self.max_waiting = settings.max_waiting
         self._timeout_s = settings.timeout_s
+        self.fill()
+
+    @property
+    def automatic(self) -> bool:
+        """True where the slots per engine are found by itself."""
+        return self._max_in_flight == "auto"
+
+    def fill(self) -> None:
+        """Grant the slots that are free since the number of slots has changed."""
         self._freed.notify()
         self._grant_slots()
 

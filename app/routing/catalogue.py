@@ -11,7 +11,7 @@ from app.routing.endpoints import endpoints_of, list_endpoints
 from app.routing.policies import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
 from app.routing.slots import count_slots
-from app.settings import NO_LIMITS, FieldSettings, LimitSettings
+from app.settings import NO_LIMITS, FieldSettings, LimitSettings, SlotsPerEngine
 from engines.base import ChangeNotifier, Engine, EngineState
 
 # Existing names listed in the error for an unknown one.
@@ -183,10 +183,12 @@ class Catalogue:
         """Return every name and alias with its model."""
         return iter(self._by_name.items())
 
-    def count_slots(self, model: str, per_engine: int) -> int:
+    def count_slots(self, model: str, per_engine: SlotsPerEngine) -> int:
         """Return this gateway's part of the slots of a model's engines; see `slots.py`."""
         found = self._by_own_name.get(model)
-        return per_engine if found is None else count_slots(found.replicas, per_engine)
+        if found is None:  # removed; what waits for it ends soon
+            return 1 if per_engine == "auto" else per_engine
+        return count_slots(found.replicas, per_engine)
 
     @property
     def ready(self) -> bool:

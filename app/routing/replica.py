@@ -36,6 +36,9 @@ class Replica:
     division: tuple[int, int] = UNDIVIDED
     # The `system_fingerprint` of its latest stream, from the usage chunk.
     fingerprint: str | None = None
+    # Requests that it gets at once from all gateways, where that is found by itself; until
+    # `app/concurrency` has looked at it, the least of its first targets.
+    target: int = 8
     by_priority: bool = False  # the engine schedules requests by priority
     # Streams that can go on elsewhere, while they run here.
     streams: set[Movable] = field(default_factory=set)

@@ -145,7 +145,7 @@ def terms_of(deployment: ModelDeployment) -> ScalingTerms | None:
     """Return the terms on which a model is scaled; None: it is not."""
     settings = deployment.settings
     bounds, slots = settings.scaling, settings.queue.max_in_flight
-    if bounds is None or slots is None:
+    if bounds is None or not isinstance(slots, int):
         return None
     fixed = len(_managed(deployment)) - scaled_engines(deployment.configs, settings)
     return ScalingTerms(fixed + bounds.min, fixed + bounds.max, slots, bounds.target_wait_s)
@@ -168,7 +168,9 @@ def _ready_servers(deployment: ModelDeployment) -> list[Replica]:
 def _count_servers(deployment: ModelDeployment) -> float:
     """Return the servers that take requests as a number of engines; see `Load`."""
     servers, slots = _ready_servers(deployment), deployment.settings.queue.max_in_flight
-    return count_slots(servers, slots) / slots if servers and slots else 0.0
+    if not servers or not isinstance(slots, int):
+        return 0.0
+    return count_slots(servers, slots) / slots
 
 
 def _room(deployment: ModelDeployment) -> int:

@@ -24,7 +24,13 @@ from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
 from app.settings.log_names import LogName, check_log_name
-from app.settings.models import MediaSettings, ModelSettings, PriceSettings, QueueSettings
+from app.settings.models import (
+    MediaSettings,
+    ModelSettings,
+    PriceSettings,
+    QueueSettings,
+    SlotsPerEngine,
+)
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
@@ -67,6 +73,7 @@ __all__ = (
     "RaySettings",
     "ServerSettings",
     "Settings",
+    "SlotsPerEngine",
     "Source",
     "StateSettings",
     "TlsSettings",

@@ -19,7 +19,7 @@ ACCESS = "access"  # one line for each request
 SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     ROOT: (ROOT,),
     ACCESS: (ACCESS,),
-    "admission": ("app.admission",),
+    "admission": ("app.admission", "app.concurrency"),
     "api": ("app.api",),
     "auth": ("app.auth",),
     "console": ("app.console",),

@@ -36,15 +36,18 @@ class MediaSettings(SpecModel):
     )
 
 
+# Requests that each engine gets at once; auto: as many as it runs, by its own counters.
+SlotsPerEngine = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
 class QueueSettings(SpecModel):
     """The fair queue in front of the model's engines."""
 
-    max_in_flight: int | None = Field(
+    max_in_flight: SlotsPerEngine | None = Field(
         None,
-        ge=1,
         description="Maximum number of requests that each engine gets at once. Further requests "
-        "wait in the gateway's fair queue. Gateways with one Redis divide it. Default: no limit; "
-        "vLLM's own queue holds them.",
+        "wait in the gateway's fair queue. Gateways with one Redis divide it. auto: as many as the "
+        "engine runs at once, by its own counters. Default: no limit; vLLM's own queue holds them.",
     )
     max_waiting: int = Field(
         256,
@@ -244,10 +247,10 @@ class ModelSettings(SpecModel):
         place = ("engines", ranges[0], "replicas")
         if len(ranges) > 1:
             raise PlacedError("one specification of a model can have min and max", *place)
-        if self.queue.max_in_flight is None:
+        if not isinstance(self.queue.max_in_flight, int):
             raise PlacedError(
-                "min and max need queue.max_in_flight of the model: the requests that one engine "
-                "takes at once",
+                "min and max need queue.max_in_flight of the model as a number: the requests that "
+                "one engine takes at once",
                 *place,
             )
         if self.load == "on_demand":

@@ -147,6 +147,12 @@ class Metrics:
         "Engines that a model should have, where their number is scaled.",
         _MODEL,
     ]
+    engine_concurrency_target: Annotated[
+        Gauge,
+        "gateway_engine_concurrency_target",
+        "Requests that an engine gets at once, where queue.max_in_flight is auto.",
+        ("model", "gateway_engine"),
+    ]
     queue_limit: Annotated[
         Gauge,
         "gateway_queue_limit",
@@ -430,6 +436,16 @@ class Metrics:
     def watch_scaling(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """Export what scaling has decided; `read` returns (model, number of engines) pairs."""
         self._watch_models(self.engines_wanted, read)
+
+    def watch_concurrency(self, read: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
+        """Export the targets that were found; `read` returns (model, engine, requests)."""
+
+        def set_values() -> None:
+            self.engine_concurrency_target.values = {
+                (model, engine): target for model, engine, target in read()
+            }
+
+        self.registry.before_scrape(set_values)
 
     def watch_models(self, read: Callable[[], Iterable[tuple[str, bool]]]) -> None:
         """Export which models are on demand; `read` returns (model, on demand) pairs."""

@@ -261,6 +261,10 @@ def _capacity() -> Panels:
                 + total(depth, "model"),
                 "{{model}}",
             ),
+            ask(
+                series("gateway_engine_concurrency_target", OF_MODEL),
+                "{{model}}: {{gateway_engine}} takes, {{instance}}",
+            ),
             stacked=True,
         ),
         graph(

@@ -89,7 +89,9 @@ def scenario(ready: int = 1, **queue: Any) -> Scenario:
     engines = [ready]
     queues = {"demo": QueueSettings(**queue), "other": QueueSettings(max_in_flight=1)}
     changes = ChangeNotifier()
-    admission = Admission(metrics, queues, lambda _, slots: slots * max(engines[0], 1), changes)
+    admission = Admission(
+        metrics, queues, lambda _, slots: int(slots) * max(engines[0], 1), changes
+    )
     metrics.watch_in_flight(admission.in_flight_by_model)
     return Scenario(admission, metrics, engines, changes)
 

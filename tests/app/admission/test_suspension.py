@@ -34,7 +34,7 @@ def scene() -> Scene:
     ready, changes = [2], ChangeNotifier()
     settings = {"demo": QueueSettings(max_in_flight=1)}
     return Scene(
-        Admission(Metrics(), settings, lambda _, slots: slots * max(ready[0], 1), changes),
+        Admission(Metrics(), settings, lambda _, slots: int(slots) * max(ready[0], 1), changes),
         ready,
         changes,
     )

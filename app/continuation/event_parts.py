@@ -59,6 +59,7 @@ class _Choice(_Strict):
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    weight_versions: list[Any] | None = None  # since vLLM 0.33
 
 
 class _Chunk(_Strict):
@@ -72,6 +73,7 @@ class _Chunk(_Strict):
     metrics: Any = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None  # since vLLM 0.33
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
@@ -90,12 +92,12 @@ def read_chunk(data: bytes) -> list[Part]:
         unknown = list(_take_unknown(document))
         chunk = msgspec.convert(document, _Chunk)
     parts = [part for part in unknown if part.channel == STREAM]
-    # They are in the first chunk only.
-    if chunk.prompt_token_ids is not None:
-        place = ("prompt_token_ids",)
-        parts.append(make_atom(STREAM, "prompt_token_ids", chunk.prompt_token_ids, place))
-    if chunk.prompt_text is not None:
-        parts.append(make_atom(STREAM, "prompt_text", chunk.prompt_text, ("prompt_text",)))
+    # The first two are in the first chunk only, the last in that which finishes.
+    parts += [
+        make_atom(STREAM, name, value, (name,))
+        for name in ("prompt_token_ids", "prompt_text", "kv_transfer_params")
+        if (value := getattr(chunk, name)) is not None
+    ]
     for position, choice in enumerate(chunk.choices):
         parts += [part for part in unknown if part.channel == choice.index]
         parts += _read_choice(position, choice)
@@ -106,10 +108,11 @@ def read_chunk(data: bytes) -> list[Part]:
 
 def _read_choice(position: int, choice: _Choice) -> list[Part]:
     index, at = choice.index, ("choices", position)
-    parts: list[Part] = []
-    if choice.prompt_token_ids is not None:
-        value, place = choice.prompt_token_ids, (*at, "prompt_token_ids")
-        parts.append(make_atom(index, "prompt_token_ids", value, place))
+    parts = [
+        make_atom(index, name, value, (*at, name))
+        for name in ("prompt_token_ids", "weight_versions")
+        if (value := getattr(choice, name)) is not None
+    ]
     if choice.text:
         parts.append(Part(index, "text", choice.text, (), ((*at, "text"),)))
     if choice.delta is not None:

@@ -48,7 +48,8 @@ _SETTINGS = {
 # The files of vLLM that define its flags.
 _SOURCES = (
     "_version.py", "engine/arg_utils.py", "utils/argparse_utils.py", "tool_parsers/__init__.py",
-    "reasoning/__init__.py", "entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py",
+    "reasoning/__init__.py", "entrypoints/common/cli_args.py", "entrypoints/launchers/cli_args.py",
+    "entrypoints/openai/cli_args.py",
 )  # fmt: skip
 
 

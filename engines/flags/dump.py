@@ -16,6 +16,7 @@ from typing import Any
 # Another interpreter does not have the package, and must not find what is installed beside it.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from engines.guard.process_tree import die_with_parent
+from engines.inside.vllm_gateway_parser import import_cli_args
 
 del sys.path[0]
 
@@ -43,10 +44,7 @@ def main() -> None:
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    try:  # since 0.32
-        from vllm.entrypoints.launchers import cli_args
-    except ImportError:
-        from vllm.entrypoints.openai import cli_args
+    cli_args = import_cli_args()
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM's types are not read
         def error(self, message: str) -> Any:
@@ -73,17 +71,21 @@ def main() -> None:
         "version": vllm.__version__,
         "device": current_platform.device_type,
         "sleep": current_platform.is_sleep_mode_available(),
-        "flags": {
-            name.removeprefix("--"): any_number
-            for action in parser._actions
-            if (any_number := takes_any_number(action)) is not None
-            for name in action.option_strings
-            if name.startswith("--")
-        },
+        "flags": list_flags(parser),
         **parsers(),
     }
     json.dump({"table": table, "refused": [find_rejection(line) for line in lines]}, answer)
     answer.flush()
+
+
+def list_flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
+    """Return the names of all flags, and whether each accepts every whole number."""
+    return {
+        name.removeprefix("--"): any_number
+        # vLLM 0.33 accepts more names than an action has: --no-enable-x beside --disable-x.
+        for name, action in parser._option_string_actions.items()
+        if name.startswith("--") and (any_number := takes_any_number(action)) is not None
+    }
 
 
 def find_surplus(parser: argparse.ArgumentParser, line: list[str]) -> str | None:

@@ -35,6 +35,7 @@ from engines.base import Progress
 from engines.guard import scratch
 from engines.guard.process_tree import MARKER_VARIABLE
 from engines.inprocess.bridge import App
+from engines.inside.vllm_gateway_parser import import_cli_args
 from engines.output import EngineLog
 from engines.output.failure import classify
 from engines.output.startup import find_start_failure
@@ -207,7 +208,6 @@ class Construction:
 
     def _build_with(self, handler: logging.Handler) -> Hosted:
         from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.entrypoints.launchers import cli_args
         from vllm.entrypoints.launchers.launcher import validate_api_server_args
         from vllm.logger import configure_logging_from_args
         from vllm.reasoning import ReasoningParserManager
@@ -217,6 +217,7 @@ class Construction:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._begin_phase("reading the configuration")
+        cli_args = import_cli_args()
         parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm"))
         parser.error = _refuse
         args = parser.parse_args(list(self._argv))

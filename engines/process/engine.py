@@ -47,7 +47,7 @@ class LauncherMissing(Exception):
 def vllm_launcher() -> tuple[str, ...]:
     """Return the command that runs vLLM's OpenAI server with this interpreter.
 
-    vLLM 0.32 and newer have it in `launchers`, older versions in `openai`. The `vllm` command does
+    vLLM 0.30 and newer have it in `launchers`, older versions in `openai`. The `vllm` command does
     not run from the CPU build, whose distribution has another name. Raises LauncherMissing.
     """
     spec = importlib.util.find_spec("vllm")

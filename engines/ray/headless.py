@@ -6,25 +6,27 @@ It does what `vllm serve` does with `--headless`. That command does not run from
 whose distribution has another name, and the module that runs the server knows no `--headless`.
 """
 
+from engines.inside.vllm_gateway_parser import import_cli_args
+
 
 def main() -> None:
     """Run `vllm serve` with the flags of this process."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    try:  # since 0.32
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    try:  # since 0.33
+        from vllm.entrypoints.common.startup import cli_env_setup
+    except ImportError:
         from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+
+    try:  # since 0.31
         from vllm.logger import configure_logging_from_args
     except ImportError:
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
-        from vllm.entrypoints.utils import cli_env_setup
-
         configure_logging_from_args = None
 
     cli_env_setup()
     command = ServeSubcommand()
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    arguments = import_cli_args().make_arg_parser(FlexibleArgumentParser()).parse_args()
     if configure_logging_from_args is not None:
         configure_logging_from_args(arguments)
     command.validate(arguments)

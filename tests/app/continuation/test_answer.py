@@ -19,7 +19,7 @@ from tests.app.continuation.generated import (
     grouped,
     made_by,
 )
-from tests.app.continuation.streams import NAMES, data_of, recorded
+from tests.app.continuation.streams import NAMES, as_by_vllm_0_33, data_of, recorded
 
 PLENTY = 10_000
 
@@ -261,6 +261,15 @@ def test_real_stream_with_ids_loses_nothing_but_the_ids(size: int) -> None:
         start = event.find(b'"token_ids":[')
         assert (event[:start] if start >= 0 else event) in found
     assert found.count(b"\n\n") == len(expected)
+
+
+def test_chunks_of_a_newer_vllm_are_recorded_and_lose_their_ids() -> None:
+    events = recorded("chat_token_ids")
+    newer = list(map(as_by_vllm_0_33, events))
+    assert record(newer).ids == record(events).ids
+    cut = without_ids(newer)
+    assert b'token_ids":[' not in cut
+    assert cut.count(b"\n\n") == without_ids(events).count(b"\n\n")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from engines.flags.dump import find_surplus
+from engines.flags.dump import find_surplus, list_flags
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,13 @@ def test_no_value_of_a_list_becomes_the_model(words: list[str], fault: str | Non
     parser.add_argument("--hosts", nargs="+")
     parser.add_argument("--eager", action="store_true")
     assert find_surplus(parser, ["--model=m", *words]) == fault
+
+
+def test_names_that_an_action_hides_are_flags() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--max-num-seqs", "-s", type=int)
+    hiding = parser.add_argument("--enable-lora", action=argparse.BooleanOptionalAction)
+    hiding.option_strings = ["--enable-lora"]
+    assert list_flags(parser) == {
+        "max-num-seqs": True, "enable-lora": False, "no-enable-lora": False
+    }  # fmt: skip

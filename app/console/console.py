@@ -14,6 +14,7 @@ from app.console.configuration_page import configuration_pages
 from app.console.devices import MemoryReader
 from app.console.engines_page import engines_router, live_engines
 from app.console.events import EventLog
+from app.console.first_steps import FirstSteps
 from app.console.fleet_view import FleetViews, ModelRows, UnusedServers
 from app.console.guard import ConsoleGuard
 from app.console.history import History, Load
@@ -22,6 +23,7 @@ from app.console.keys import KeyPages, keys_pages
 from app.console.live import Drain, LiveSource
 from app.console.memory_plans import MemoryPlans
 from app.console.minutes import MinuteRecorder
+from app.console.model_activity import ModelActivities
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
@@ -79,6 +81,7 @@ class Console:
     _memory: MemoryReader = field(init=False)
     _plans: MemoryPlans = field(init=False)
     _events: EventLog = field(init=False)
+    _activities: ModelActivities = field(init=False)
     _drain: Drain = field(init=False)
     _sampling: list[asyncio.Task[None]] = field(init=False, default_factory=list)
 
@@ -97,6 +100,7 @@ class Console:
         self._memory = MemoryReader(self.devices)
         self._plans = MemoryPlans(self.devices)
         self._events = EventLog(self.catalogue)
+        self._activities = ModelActivities(self.metrics, self.requests)
         self._drain = Drain(self.draining, self.catalogue.changes)
 
     def _load(self) -> Load:
@@ -105,7 +109,10 @@ class Console:
     def routers(self) -> list[APIRouter]:
         """Return the routes of all pages."""
         renderer = self._renderer
-        overview = Overview(self._views, self._history, self._memory, self._events)
+        overview = Overview(
+            self._views, self._history, self._memory, self._events, self._activities.of
+        )
+        steps = FirstSteps(self.catalogue, self.key_store, self.requests, self.settings)
         live: dict[str, LiveSource] = {
             "overview": live_overview(renderer, overview),
             "models": live_models(renderer, self._views),
@@ -116,7 +123,7 @@ class Console:
                 self._sign_in, renderer, live, self._drain, self.metrics, self.root_path
             ).router(),
             find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
-            overview_router(renderer, overview, self.minutes),
+            overview_router(renderer, overview, self.minutes, steps),
             models_router(renderer, self._views, self._plans),
             engines_router(renderer, self._views),
             self._request_pages().router(),
@@ -166,6 +173,7 @@ class Console:
             asyncio.create_task(self._history.run(), name="history of the console"),
             asyncio.create_task(recorder.run(), name="minutes of the console"),
             asyncio.create_task(self._events.run(), name="events of the console"),
+            asyncio.create_task(self._activities.run(), name="models of the console"),
         ]
 
     async def aclose(self) -> None:

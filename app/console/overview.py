@@ -9,10 +9,12 @@ from fastapi import APIRouter, Request, Response
 from app.console.charts import Chart, chart
 from app.console.devices import MemoryReader, device_memory, engine_memory
 from app.console.events import EventLog
+from app.console.first_steps import FirstSteps
 from app.console.fleet_view import EngineView, FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Reading, Sample, last_hour
 from app.console.live import LivePage, Regions, Render
 from app.console.minutes import MINUTE_S, samples_of_minutes, step_of
+from app.console.model_activity import ModelActivity
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
@@ -31,12 +33,18 @@ class Overview:
     """What the overview shows, as template contexts."""
 
     def __init__(
-        self, views: FleetViews, history: History, memory: MemoryReader, events: EventLog
+        self,
+        views: FleetViews,
+        history: History,
+        memory: MemoryReader,
+        events: EventLog,
+        activity_of: Callable[[str], ModelActivity],
     ) -> None:
         self._views = views
         self._history = history
         self._memory = memory
         self.events = events
+        self._activity_of = activity_of
         # The newest charts, and the time of their last reading.
         self._drawn: tuple[float | None, Mapping[str, Chart]] = (None, {})
 
@@ -54,7 +62,9 @@ class Overview:
                 "unused": len(self._views.unused()),
             },
             "models": {
-                "models": [(row, by_model[row.name]) for row in models],
+                "models": [
+                    (row, by_model[row.name], self._activity_of(row.name)) for row in models
+                ],
                 "gateways": self._views.gateways(),
             },
             "memory": {
@@ -107,12 +117,15 @@ def charts_of(
     }
 
 
-def overview_router(renderer: Renderer, overview: Overview, minutes: LoadMinutes) -> APIRouter:
+def overview_router(
+    renderer: Renderer, overview: Overview, minutes: LoadMinutes, first_steps: FirstSteps
+) -> APIRouter:
     """Return the route of the overview."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
 
     @router.get("/overview")
     async def show(request: Request, hours: str = "1") -> Response:
+        steps = await first_steps.find()
         parts, readings = overview.parts(), overview.readings()
         span_h: float = int(hours) if hours in STORED_HOURS else 1
         if hours == SHORT_HOURS:
@@ -140,6 +153,7 @@ def overview_router(renderer: Renderer, overview: Overview, minutes: LoadMinutes
                 hours=span_h,
                 choices=(SHORT_HOURS, "1", *STORED_HOURS),
                 fault=fault,
+                steps=steps,
             )
 
         return await renderer.in_thread(render)

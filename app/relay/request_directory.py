@@ -116,6 +116,14 @@ class RequestDirectory:
         """Return the requests in memory, those that this gateway ended last, the latest first."""
         return list(islice(map(_view_ended, self._chosen(chosen)), limit))
 
+    async def answered_any(self) -> bool:
+        """Return whether any request was answered, now or before. Raises DatabaseError."""
+        for ended in self._recent:
+            if ended.record.outcome == "completed":
+                return True
+        answered = RequestFilter(outcome="completed")
+        return bool(await self._history.list(answered, Order.LATEST, None, 1))
+
     async def ended(
         self,
         asker: str,

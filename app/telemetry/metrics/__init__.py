@@ -15,7 +15,7 @@ from app.telemetry.metrics.gateway_series import (
 )
 from app.telemetry.metrics.merged_page import TEXT_FORMAT, MalformedPage, MergedPage, MergeSteps
 from app.telemetry.metrics.series import Buckets
-from app.telemetry.metrics.totals import Totals, read_totals
+from app.telemetry.metrics.totals import ModelTotals, Totals, read_model_totals, read_totals
 
 __all__ = [
     "CONTINUATION_OUTCOMES",
@@ -30,6 +30,8 @@ __all__ = [
     "MergeSteps",
     "MergedPage",
     "Metrics",
+    "ModelTotals",
     "Totals",
+    "read_model_totals",
     "read_totals",
 ]

@@ -222,6 +222,10 @@ class Histogram(Series):
             summed = [one + more for one, more in zip(summed, buckets.counts, strict=True)]
         return summed
 
+    def counts(self) -> dict[Labels, tuple[int, ...]]:
+        """Return the counts of each series by bucket, by label values; not cumulative."""
+        return {labels: tuple(buckets.counts) for labels, buckets in self._buckets.items()}
+
     def render(self) -> Iterator[bytes]:
         templates = self._templates
         yield self._heading.encode()

@@ -1,5 +1,6 @@
-"""Sums over all models of what the gateway has counted, for a chart of the last hour."""
+"""Sums of what the gateway has counted, for charts of the last hour: of all models, and of each."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from app.telemetry.metrics.buckets import TTFT_BUCKETS
@@ -44,3 +45,21 @@ def read_totals(metrics: Metrics) -> Totals:
         ttft=tuple(metrics.time_to_first_token.summed_counts()),
         waiting=int(sum(metrics.queue_depth.values.values())),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTotals:
+    """Counts of a model since the start of the gateway: completed requests, and TTFT as above."""
+
+    requests: int
+    ttft: tuple[int, ...]
+
+
+def read_model_totals(metrics: Metrics) -> dict[str, ModelTotals]:
+    """Return the counts of each model at this moment."""
+    requests: Counter[str] = Counter()
+    for (model, _, _), count in metrics.requests.values.items():
+        requests[model] += int(count)
+    ttft = metrics.time_to_first_token.counts()
+    none = (0,) * (len(TTFT_BUCKETS) + 1)
+    return {name: ModelTotals(count, ttft.get((name,), none)) for name, count in requests.items()}

@@ -6,6 +6,7 @@ from app.console.devices import MemoryReader
 from app.console.events import EventLog
 from app.console.fleet_view import FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Load, Sample
+from app.console.model_activity import ModelActivity
 from app.console.overview import Overview, charts_of
 from app.routing import Catalogue
 from app.settings import Settings
@@ -63,7 +64,8 @@ def test_charts_are_made_once_for_each_reading() -> None:
         unused=list,
         gateways=lambda: None,
     )
-    page = Overview(views, history, MemoryReader(list), EventLog(Catalogue([])))
+    events = EventLog(Catalogue([]))
+    page = Overview(views, history, MemoryReader(list), events, lambda _: ModelActivity())
     history.read()
     first = page.charts(page.readings())
     assert page.charts(page.readings()) is first

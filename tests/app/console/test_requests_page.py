@@ -40,10 +40,12 @@ async def in_flight(gateway: Gateway, headers: Mapping[str, str] = AUTH) -> Asyn
         yield view.id
 
 
-def end(gateway: Gateway, key_id: str = KEY_ID, **facts: object) -> str:
+def end(
+    gateway: Gateway, key_id: str = KEY_ID, status: int = 200, seconds: float = 1.0, **facts: object
+) -> str:
     """Add a request that has ended; return its ID."""
     timeline = RequestTimeline(perf_counter())
-    record = RequestRecord("r", "/v1/chat/completions", "POST", 200, 1.0, key_id, **facts)  # type: ignore[arg-type]
+    record = RequestRecord("r", "/v1/chat/completions", "POST", status, seconds, key_id, **facts)  # type: ignore[arg-type]
     ended = EndedRequest(record, timeline, time(), gateway.state.ledger.gateway)
     gateway.state.requests._recent.end(ended)
     return ended.id

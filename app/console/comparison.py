@@ -1,5 +1,6 @@
 """Facts and flags of engines side by side. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +23,15 @@ class ComparedRow:
     def differs(self) -> bool:
         """Return whether the engines have different values."""
         return len(set(self.values)) > 1
+
+    @property
+    def cells(self) -> Sequence[tuple[str, bool]]:
+        """The values, each with whether it differs from what most engines have.
+
+        Of values that equally many have, that of the first engine is not marked.
+        """
+        usual = Counter(self.values).most_common(1)[0][0]
+        return [(value, value != usual) for value in self.values]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The pages of engines: all of them side by side, and one with its command line and its log."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,6 +14,7 @@ from app.console.router import visitor_of
 from app.console.sorting import Sorting, Value
 from app.console.visitor import CONSOLE
 from app.errors import RouteNotFound
+from engines.base import EngineState
 
 # Columns of the comparison that nobody has chosen, and that a table can have at all.
 DEFAULT_COMPARED = 6
@@ -36,7 +37,7 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
     async def show_engines(
         request: Request,
         compared: Annotated[list[str] | None, Query(alias="engine", max_length=1000)] = None,
-        only: Annotated[str, Query(max_length=32)] = "",
+        rows: Annotated[str, Query(max_length=32)] = "",
         sort: Annotated[str, Query(max_length=32)] = "",
     ) -> Response:
         engines, unused = views.engines(), views.unused()
@@ -50,7 +51,8 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
                 sorting=sorting,
                 unused=unused,
                 comparison=compare(chosen),
-                only_differences=only == "differences",
+                comparable=comparable(engines),
+                only_differences=rows != "all",
             )
 
         return await renderer.in_thread(render)
@@ -71,12 +73,20 @@ def _sorting(chosen: str = "") -> Sorting[EngineView]:
     return Sorting(f"{CONSOLE}/engines", COLUMNS, chosen)
 
 
+def comparable(engines: Iterable[EngineView]) -> list[EngineView]:
+    """Return the engines that run here and have not failed: others have no facts to compare."""
+    return [
+        one for one in engines if one.row.kind != "remote" and one.row.state != EngineState.FAILED
+    ]
+
+
 def choose(engines: list[EngineView], names: list[str] | None) -> list[EngineView]:
-    """Return the engines to compare: those that are named, or the first ones."""
+    """Return the engines to compare: those that are named, or the first ones that can be."""
+    found = comparable(engines)
     if not names:
-        return engines[:DEFAULT_COMPARED]
+        return found[:DEFAULT_COMPARED]
     wanted = set(names)
-    return [one for one in engines if one.row.name in wanted][:MAX_COMPARED]
+    return [one for one in found if one.row.name in wanted][:MAX_COMPARED]
 
 
 def live_engines(renderer: Renderer, views: FleetViews) -> LiveByRight:

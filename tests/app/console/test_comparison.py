@@ -33,6 +33,16 @@ def test_rows_that_are_not_the_same_for_all_differ() -> None:
     assert found.differences == 3
 
 
+def test_what_most_engines_do_not_have_is_marked() -> None:
+    engines = [
+        view(name, f"vllm --model={model}") for name, model in zip("abc", "xyx", strict=True)
+    ]
+    (row,) = compare(engines).flags
+    assert row.cells == [("x", False), ("y", True), ("x", False)]
+    (row,) = compare(engines[:2]).flags
+    assert row.cells == [("x", False), ("y", True)]
+
+
 def test_one_engine_differs_from_none() -> None:
     assert compare([view("a")]).differences == 0
     assert compare([]).engines == []

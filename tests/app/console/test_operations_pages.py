@@ -1,6 +1,7 @@
 """The overview, the models' page and the engines' pages: what they show, and to whom."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from html import unescape
 from typing import Any
@@ -165,15 +166,22 @@ async def test_the_button_restarts_the_engine(gateway: Gateway, admin: httpx.Asy
 
 async def test_engines_are_compared_flag_by_flag(admin: httpx.AsyncClient) -> None:
     query = "engine=ready-0&engine=starting-0"
-    page = await text_of(admin, f"/console/engines?{query}")
-    assert '<tr class="differs"><th scope="row">dtype' in page
-    assert '<tr class="differs"><th scope="row">--max-num-seqs' in page
-    assert '<tr><th scope="row">max model len</th>' in page
-    assert '<span class="visually-hidden"> (differs)</span>' in page
+    page = await text_of(admin, f"/console/engines?{query}&rows=all")
+    marked = '<td class="value differs">float16<span class="visually-hidden"> (differs)</span>'
+    assert f'<th scope="row">dtype</th><td class="value">bfloat16</td>{marked}' in page
+    assert '<th scope="row">max model len</th>' in page
     assert "--enforce-eager" in page
-    only = await text_of(admin, f"/console/engines?{query}&only=differences")
+    only = await text_of(admin, f"/console/engines?{query}")
     assert "max model len" not in only
     assert "--max-num-seqs" in only
+
+
+async def test_engines_elsewhere_and_those_that_failed_are_not_compared(
+    admin: httpx.AsyncClient,
+) -> None:
+    page = await text_of(admin, "/console/engines?engine=ready-0&engine=far-0&engine=failed-0")
+    choices = re.findall(r'name="engine" value="([^"]+)"', page)
+    assert choices == ["ready-0", "starting-0"]
 
 
 @pytest.mark.parametrize("names", [["nope"], ["<b>"], ["ready-0"] * 900])

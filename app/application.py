@@ -36,6 +36,7 @@ from starlette.types import ASGIApp
 
 from app.admission import Admission
 from app.asgi import Dispatcher
+from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.concurrency import ConcurrencyTuner
 from app.database import BackupSchedule, Database, DatabaseUnavailable, SharedSecret
@@ -78,6 +79,7 @@ class Application:
     database: Database
     key_store: KeyStore
     owner_store: OwnerStore
+    audit: AuditTrail
     authenticator: Authenticator
     limiter: Limiter
     load_sharing: LoadSharing | None
@@ -148,6 +150,8 @@ class Application:
                     await secret.load()
                 _run_until_release(stack, secret.run(), "load a shared secret")
             _run_until_release(stack, self.stored_responses.run(), "delete expired response owners")
+            retention_days = self.settings.audit.retention_days
+            _run_until_release(stack, self.audit.run(retention_days), "delete old audit records")
             if self.backups is not None:
                 _run_until_release(stack, self.backups.run(), "make backups")
             stack.push_async_callback(self.authenticator.close)

@@ -45,6 +45,7 @@ from app.api import (
     RequireRight,
     Right,
     admin_models_router,
+    audit_router,
     engines_router,
     find_none,
     keys_router,
@@ -64,6 +65,7 @@ from app.api import (
     usage_router,
 )
 from app.application import Application
+from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.concurrency import ConcurrencyTuner
 from app.console import Console
@@ -212,6 +214,7 @@ class _Stores:
     session_secret: SharedSecret
     key_store: KeyStore
     owner_store: OwnerStore
+    audit: AuditTrail
     responses: StoredResponses
 
 
@@ -223,6 +226,7 @@ def _stores(settings: Settings) -> _Stores:
         session_secret=SharedSecret(database, SESSION_SECRET),
         key_store=KeyStore(database),
         owner_store=OwnerStore(database),
+        audit=AuditTrail(database),
         responses=StoredResponses(database),
     )
 
@@ -394,6 +398,7 @@ def _application(
         database=stores.database,
         key_store=stores.key_store,
         owner_store=stores.owner_store,
+        audit=stores.audit,
         authenticator=callers.authenticator,
         limiter=callers.limiter,
         load_sharing=engines.load_sharing,
@@ -411,6 +416,7 @@ def _application(
             fleet,
             engines.servers,
             adjustable,
+            stores.audit,
             source=source,
             engines_tried=lifecycle.engines_tried,
         ),
@@ -456,6 +462,7 @@ def _console(application: Application) -> Console:
         catalogue=application.catalogue,
         key_store=application.key_store,
         owner_store=application.owner_store,
+        audit=application.audit,
         requests=application.requests,
         model_rows=partial(model_rows, application.services, application.operations),
         draining=lambda: admission.draining,
@@ -581,12 +588,14 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
     yield keys_router(key_store, authenticator, application.catalogue)
     yield owners_router(application.owner_store, authenticator)
     yield reload_router(application.reloader, authenticator)
-    yield logs_router(application.levels, authenticator)
-    yield requests_router(application.requests, key_store, authenticator)
+    yield logs_router(application.levels, authenticator, application.audit)
+    yield requests_router(application.requests, key_store, authenticator, application.audit)
+    yield audit_router(application.audit, authenticator)
     yield engines_router(
         application.catalogue,
         application.operations,
         authenticator,
+        application.audit,
         lambda: admission.draining,
         application.count_gateways,
         application.servers.unused,
@@ -606,11 +615,18 @@ def _model_routers(application: Application, client: ClientKey) -> Iterator[APIR
 
     if application.settings.server.llama_cpp_models:
         yield models_router(catalogue, client, lambda model: status_of(row_of(model)))
-        yield llama_cpp_router(catalogue, client, row_of, operations, load=load, unload=unload)
+        yield llama_cpp_router(
+            catalogue, client, row_of, operations, application.audit, load=load, unload=unload
+        )
     else:
         yield models_router(catalogue, client)
     yield admin_models_router(
-        services, operations, application.authenticator, load=load, unload=unload
+        services,
+        operations,
+        application.authenticator,
+        application.audit,
+        load=load,
+        unload=unload,
     )
 
 

@@ -3,9 +3,9 @@
 The data plane bypasses FastAPI: `data_plane` maps its paths to handlers of the relay. Each other
 module with a router has the routes of one resource: `models`, `llama_cpp`, `usage`, `health` and,
 under /admin, `admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `admin_requests`,
-`logs` and `reload`. `client_key` and `admin_auth` authenticate their callers; `middleware`, `cors`
-and `exception_handlers` apply to all of them. `schema` makes the OpenAPI document, with the help of
-`error_responses` and `data_plane_schema`.
+`audit`, `logs` and `reload`. `client_key` and `admin_auth` authenticate their callers;
+`middleware`, `cors` and `exception_handlers` apply to all of them. `schema` makes the OpenAPI
+document, with the help of `error_responses` and `data_plane_schema`.
 """
 
 from app.api.admin_auth import (
@@ -18,6 +18,7 @@ from app.api.admin_auth import (
     RequireRight,
     Right,
     bound_body,
+    client_address,
     error_response,
     still_allowed,
 )
@@ -33,6 +34,7 @@ from app.api.admin_requests import (
     requests_router,
     status_range,
 )
+from app.api.audit import audit_router
 from app.api.client_key import ClientKey, require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
@@ -76,8 +78,10 @@ __all__ = [
     "RequireRight",
     "Right",
     "admin_models_router",
+    "audit_router",
     "bound_body",
     "check_names",
+    "client_address",
     "cursor_of",
     "endpoint_of",
     "engines_router",

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.middleware import notes_of
+from app.audit import Actor
 from app.auth import Authenticator, Principal, Role
 from app.errors import (
     BadRequest,
@@ -49,6 +50,7 @@ class Right(StrEnum):
     LOGS_WRITE = "logs:write"
     REQUESTS_READ = "requests:read"
     REQUESTS_WRITE = "requests:write"
+    AUDIT_READ = "audit:read"
 
 
 _READS = frozenset(
@@ -65,7 +67,7 @@ _READS = frozenset(
 
 RIGHTS: Mapping[Role, frozenset[Right]] = {
     Role.CLIENT: frozenset(),
-    Role.AUDITOR: _READS,
+    Role.AUDITOR: _READS | {Right.AUDIT_READ},
     Role.MANAGER: _READS | {Right.KEYS_WRITE},
     Role.ADMIN: frozenset(Right),
 }
@@ -162,6 +164,21 @@ def caller_of(request: Request) -> Principal:
 
 
 Caller = Annotated[Principal, Depends(caller_of)]
+
+
+def actor_of(request: Request) -> Actor:
+    """Return the caller whom a dependency of the route has let in, for the audit."""
+    caller = caller_of(request)
+    return Actor(caller.id, caller.role, client_address(request.scope))
+
+
+CallingActor = Annotated[Actor, Depends(actor_of)]
+
+
+def client_address(scope: Scope) -> str | None:
+    """Return the address from which a request has come."""
+    address, _ = scope.get("client") or (None, 0)
+    return address
 
 
 def admin_router(path: str, tag: str) -> APIRouter:

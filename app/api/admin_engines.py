@@ -10,10 +10,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from app.api.admin_auth import RequireRight, Right, admin_router, check_admin
+from app.api.admin_auth import RequireRight, Right, actor_of, admin_router, check_admin
 from app.api.error_responses import ADMIN, error_responses
 from app.api.log_stream import Followers, FollowLog, readable, text_of
 from app.api.middleware import notes_of
+from app.audit import Action, AuditRecord, AuditTrail
 from app.auth import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
 from app.fleet import EngineRow, ModelOperations, UnusedServer, engine_rows
@@ -45,6 +46,7 @@ class _Engines:
     catalogue: Catalogue
     operations: ModelOperations
     authenticator: Authenticator
+    audit: AuditTrail
     draining: Callable[[], bool]
     gateways: Callable[[], int | None]
     unused: Callable[[], list[UnusedServer]]
@@ -93,6 +95,9 @@ class _Engines:
         model, replica = self.catalogue.find_replica(name)
         notes = notes_of(request.scope)
         notes.model, notes.engine = model.name, replica.engine.name
+        await self.audit.record(
+            AuditRecord(actor=actor_of(request), action=Action.ENGINE_RESTART, target=name)
+        )
         done = self.operations.start(name, "restart", lambda: self.operations.restart(name))
         if wait:
             await asyncio.shield(done)
@@ -105,6 +110,7 @@ def engines_router(
     catalogue: Catalogue,
     operations: ModelOperations,
     authenticator: Authenticator,
+    audit: AuditTrail,
     draining: Callable[[], bool],
     gateways: Callable[[], int | None],
     unused: Callable[[], list[UnusedServer]],
@@ -118,6 +124,7 @@ def engines_router(
         catalogue=catalogue,
         operations=operations,
         authenticator=authenticator,
+        audit=audit,
         draining=draining,
         gateways=gateways,
         unused=unused,

@@ -3,14 +3,13 @@
 A secret is shown once, in the response that creates it.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from app.api.admin_auth import RequireRight, Right, admin_router, check_may_manage
+from app.api.admin_auth import RequireRight, Right, actor_of, admin_router, check_may_manage
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import (
     ApiKey,
@@ -29,8 +28,6 @@ from app.auth import (
 from app.errors import BadRequest, RouteNotFound
 from app.routing import Catalogue
 
-log = logging.getLogger(__name__)
-
 PAGE = 100
 MAX_PAGE = 1000
 DEFAULT_ROTATION = Rotation()
@@ -41,7 +38,6 @@ KeyName = Annotated[
     str,
     Path(alias="key_id", description="The ID of a key, or its name if that has no slash."),
 ]
-_ABORTED = ", requests in flight aborted"
 _ONE_KEY = error_responses(*ADMIN, RouteNotFound)
 _ONE_KEY_AND_BODY = error_responses(*ADMIN, *BODY, RouteNotFound)
 
@@ -100,11 +96,13 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
     keys = _Keys(store, authenticator, catalogue)
     writing = Depends(keys.writing)
 
-    async def managed(name: KeyName, principal: Principal = writing) -> ManagedKey:
+    async def managed(
+        name: KeyName, request: Request, principal: Principal = writing
+    ) -> ManagedKey:
         """Return a key that the caller may change, by the key's role and permission."""
         key = await store.find_named(name)
         check_may_manage(principal, key.role, may_load_models=key.may_load_models)
-        return ManagedKey(key, principal, store.by(principal.id))
+        return ManagedKey(key, principal, store.by(actor_of(request)))
 
     _add_reads(router, keys)
     _add_secrets(router, keys, managed)
@@ -137,7 +135,7 @@ def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
 
     @router.post("", status_code=201, responses=error_responses(*ADMIN, *BODY))
     async def create_key(
-        fields: KeyFields, response: Response, principal: Principal = writing
+        fields: KeyFields, request: Request, response: Response, principal: Principal = writing
     ) -> ShownNewKey:
         """Create a key; only this response has its secret.
 
@@ -145,10 +143,9 @@ def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
         """
         check_may_manage(principal, fields.role, may_load_models=fields.may_load_models)
         models = keys.canonical_models(fields.models)
-        key, made = await keys.store.by(principal.id).create(
+        key, made = await keys.store.by(actor_of(request)).create(
             fields.model_copy(update={"models": models})
         )
-        log.info("%s key %s created by %s", key.role, key.id, principal.id)
         _forbid_caching(response)
         return keys.shown_new(key, made)
 
@@ -158,7 +155,6 @@ def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     ) -> ShownNewKey:
         """Create a new secret; the old one works for `grace_s` more seconds."""
         key, made = await managed.store.rotate(managed.key.id, rotation.grace_s)
-        log.info("key %s rotated by %s", key.id, managed.principal.id)
         _forbid_caching(response)
         return keys.shown_new(key, made)
 
@@ -170,8 +166,6 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     async def disable_key(now: Now = False, managed: ManagedKey = managing) -> ShownKey:
         """Refuse a key until it is enabled again."""
         key = await managed.store.disable(managed.key.id, now=now)
-        aborted = _ABORTED if now else ""
-        log.info("key %s disabled by %s%s", key.id, managed.principal.id, aborted)
         if now:
             await keys.authenticator.poll()
         return keys.shown(key)
@@ -180,7 +174,6 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     async def enable_key(managed: ManagedKey = managing) -> ShownKey:
         """Accept a disabled key again."""
         key = await managed.store.enable(managed.key.id)
-        log.info("key %s enabled by %s", key.id, managed.principal.id)
         return keys.shown(key)
 
     @router.patch("/{key_id}", responses=_ONE_KEY_AND_BODY)
@@ -192,16 +185,12 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
             models = keys.canonical_models(changes.models, managed.key.models)
             changes = changes.model_copy(update={"models": models})
         key = await managed.store.change(managed.key.id, changes)
-        log.info("key %s changed by %s", key.id, managed.principal.id)
         return keys.shown(key)
 
     @router.delete("/{key_id}", status_code=204, responses=_ONE_KEY)
     async def delete_key(now: Now = False, managed: ManagedKey = managing) -> None:
         """Delete a key, for good; reports keep its usage."""
-        key_id = managed.key.id
-        await managed.store.delete(key_id, now=now)
-        aborted = _ABORTED if now else ""
-        log.info("key %s deleted by %s%s", key_id, managed.principal.id, aborted)
+        await managed.store.delete(managed.key.id, now=now)
         if now:
             await keys.authenticator.poll()
 

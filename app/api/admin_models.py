@@ -9,10 +9,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
-from app.api.admin_auth import RequireRight, Right, admin_router
+from app.api.admin_auth import RequireRight, Right, actor_of, admin_router
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import notes_of
+from app.audit import Action, AuditRecord, AuditTrail
 from app.auth import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
 from app.fleet import Activity, ModelOperations, ModelRow
@@ -68,20 +69,26 @@ class _Models:
 
     services: RelayServices
     operations: ModelOperations
+    audit: AuditTrail
     load: ModelAction
     unload: ModelAction
 
     async def _run(
         self,
+        action: Action,
         verb: str,
         act: ModelAction,
         name: str,
         request: Request,
         response: Response,
         wait: bool,
+        **details: object,
     ) -> ModelRow:
         model = self.services.catalogue.resolve(name)
         notes_of(request.scope).model = model.name
+        await self.audit.record(
+            AuditRecord.of_change(actor_of(request), action, model.name, None, None, **details)
+        )
         done = self.operations.start(model.name, verb, partial(act, model.name))
         if wait:
             await asyncio.shield(done)
@@ -97,13 +104,15 @@ class _Models:
         self, name: str, request: Request, response: Response, wait: Wait = False
     ) -> ModelRow:
         """Start the engines of a model that are not ready; those that failed are tried again."""
-        return await self._run("load", self.load, name, request, response, wait)
+        return await self._run(Action.MODEL_LOAD, "load", self.load, name, request, response, wait)
 
     async def unload_model(
         self, name: str, request: Request, response: Response, wait: Wait = False
     ) -> ModelRow:
         """Stop the engines of a model when their requests have ended, and free their memory."""
-        return await self._run("unload", self.unload, name, request, response, wait)
+        return await self._run(
+            Action.MODEL_UNLOAD, "unload", self.unload, name, request, response, wait
+        )
 
     async def sleep_model(
         self,
@@ -117,24 +126,28 @@ class _Models:
     ) -> ModelRow:
         """Put the engines of a model into vLLM's sleep mode, where the platform has it."""
         sleep = partial(self.operations.sleep, level=level)
-        return await self._run("sleep", sleep, name, request, response, wait)
+        return await self._run(
+            Action.MODEL_SLEEP, "sleep", sleep, name, request, response, wait, level=level
+        )
 
     async def wake_model(
         self, name: str, request: Request, response: Response, wait: Wait = False
     ) -> ModelRow:
         """Wake the engines of a model; start those that are not asleep."""
-        return await self._run("load", self.load, name, request, response, wait)
+        return await self._run(Action.MODEL_WAKE, "load", self.load, name, request, response, wait)
 
 
 def admin_models_router(
     services: RelayServices,
     operations: ModelOperations,
     authenticator: Authenticator,
+    audit: AuditTrail,
     load: ModelAction,
     unload: ModelAction,
 ) -> APIRouter:
     """Return the routes of /admin/models; `load` and `unload` act on a model by its own name."""
-    router, models = admin_router("models", "models"), _Models(services, operations, load, unload)
+    router = admin_router("models", "models")
+    models = _Models(services, operations, audit, load, unload)
     reading = [Depends(RequireRight(authenticator, Right.ENGINES_READ))]
     writing = [Depends(RequireRight(authenticator, Right.ENGINES_WRITE))]
     responses: Responses = {

@@ -1,12 +1,11 @@
 """/admin/owners: limits and budgets that all keys of one owner share, over HTTP."""
 
-import logging
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from app.api.admin_auth import Caller, RequireRight, Right, admin_router
+from app.api.admin_auth import CallingActor, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import (
     Authenticator,
@@ -17,8 +16,6 @@ from app.auth import (
     ShownOwners,
 )
 from app.errors import RouteNotFound
-
-log = logging.getLogger(__name__)
 
 PAGE = 100
 MAX_PAGE = 1000
@@ -44,27 +41,23 @@ class _Owners:
         return await self.store.get(name)
 
     async def put_owner(
-        self, name: OwnerName, fields: OwnerFields, response: Response, principal: Caller
+        self, name: OwnerName, fields: OwnerFields, response: Response, actor: CallingActor
     ) -> ShownOwner:
         """Create or replace an owner; limits and budgets that are not given are removed."""
-        owner, new = await self.store.by(principal.id).replace(name, fields)
-        log.info("owner %s %s by %s", name, "created" if new else "changed", principal.id)
+        owner, new = await self.store.by(actor).replace(name, fields)
         if new:
             response.status_code = 201
         return owner
 
     async def change_owner(
-        self, name: OwnerName, fields: OwnerFields, principal: Caller
+        self, name: OwnerName, fields: OwnerFields, actor: CallingActor
     ) -> ShownOwner:
         """Change the given fields; the others keep their values."""
-        owner = await self.store.by(principal.id).change(name, fields)
-        log.info("owner %s changed by %s", name, principal.id)
-        return owner
+        return await self.store.by(actor).change(name, fields)
 
-    async def delete_owner(self, name: OwnerName, principal: Caller) -> None:
+    async def delete_owner(self, name: OwnerName, actor: CallingActor) -> None:
         """Delete an owner's limits and budgets; its keys and their usage stay."""
-        await self.store.delete(name)
-        log.info("owner %s deleted by %s", name, principal.id)
+        await self.store.by(actor).delete(name)
 
 
 def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:

@@ -9,9 +9,10 @@ from typing import Annotated, Literal, Self
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, Field
 
-from app.api.admin_auth import Caller, RequireRight, Right, admin_router
+from app.api.admin_auth import Caller, CallingActor, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, error_responses
 from app.api.middleware import notes_of
+from app.audit import Action, AuditRecord, AuditTrail
 from app.auth import Authenticator, KeyStore
 from app.database import DatabaseError
 from app.errors import BadRequest, RouteNotFound
@@ -182,6 +183,7 @@ class _Requests:
 
     requests: RequestDirectory
     keys: KeyStore
+    audit: AuditTrail
 
     async def list_requests(
         self,
@@ -269,14 +271,17 @@ class _Requests:
         self,
         request: Request,
         id: RequestId,
-        principal: Caller,
+        actor: CallingActor,
     ) -> RequestRow:
         """Cancel a request in flight, and return it as it was.
 
         Its client gets the error `request_canceled` with status 403, or as an event in a stream;
         the engine stops generating. What it has generated is charged.
         """
-        view = self.requests.cancel(id, principal.id)
+        if not self.requests.is_in_flight(id):
+            raise RouteNotFound(NOT_IN_FLIGHT)
+        await self.audit.record(AuditRecord(actor=actor, action=Action.REQUEST_CANCEL, target=id))
+        view = self.requests.cancel(id, actor.id)
         if view is None:
             raise RouteNotFound(NOT_IN_FLIGHT)
         notes_of(request.scope).model = view.record.model
@@ -291,10 +296,10 @@ class _Requests:
 
 
 def requests_router(
-    requests: RequestDirectory, keys: KeyStore, authenticator: Authenticator
+    requests: RequestDirectory, keys: KeyStore, authenticator: Authenticator, audit: AuditTrail
 ) -> APIRouter:
     """Return the routes of /admin/requests."""
-    router, handlers = admin_router("requests", "requests"), _Requests(requests, keys)
+    router, handlers = admin_router("requests", "requests"), _Requests(requests, keys, audit)
     reading = [Depends(RequireRight(authenticator, Right.REQUESTS_READ))]
     writing = [Depends(RequireRight(authenticator, Right.REQUESTS_WRITE))]
     errors = error_responses(*ADMIN, RouteNotFound)  # 404 of the list: unknown key

@@ -9,7 +9,6 @@ A client's key serves here, since a chat page has only one key. It needs the per
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +17,12 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field, ValidationError
 
-from app.api.admin_auth import MAX_BODY_BYTES, Caller, bound_body
+from app.api.admin_auth import MAX_BODY_BYTES, Caller, CallingActor, bound_body
 from app.api.admin_models import ModelAction
 from app.api.client_key import ClientKey
 from app.api.error_responses import BODY, CLIENT, Responses, error_responses, rate_headers
 from app.api.middleware import notes_of
+from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.auth import Principal
 from app.errors import (
     BadRequest,
@@ -38,13 +38,12 @@ from app.fleet import ModelOperations, ModelRow
 from app.routing import Catalogue, Model
 from engines.base import EngineState
 
-log = logging.getLogger(__name__)
-
 # How long a response waits for the operation, so that a client that reads the state next sees its
 # result: vLLM stops in a second or two. Open WebUI waits 30 s at most.
 ANSWER_WITHIN_S = 3.0
 
 Verb = Literal["load", "unload"]
+_ACTIONS: dict[Verb, Action] = {"load": Action.MODEL_LOAD, "unload": Action.MODEL_UNLOAD}
 Value = Literal["unloaded", "loading", "loaded", "sleeping"]
 
 _VALUES: dict[EngineState, Value] = {
@@ -115,6 +114,7 @@ class _Models:
     catalogue: Catalogue
     row_of: Callable[[Model], ModelRow]
     operations: ModelOperations
+    audit: AuditTrail
     load: ModelAction
     unload: ModelAction
 
@@ -130,17 +130,9 @@ class _Models:
         notes_of(request.scope).model = model.name
         return self.row_of(model)
 
-    async def _run(
-        self, row: ModelRow, verb: Verb, act: ModelAction, principal: Principal
-    ) -> Accepted:
+    async def _run(self, row: ModelRow, verb: Verb, act: ModelAction, actor: Actor) -> Accepted:
+        await self.audit.record(AuditRecord(actor=actor, action=_ACTIONS[verb], target=row.name))
         operation = self.operations.start(row.name, verb, partial(act, row.name))
-        log.info(
-            "%s of model %s requested by key %s",
-            verb,
-            row.name,
-            principal.id,
-            extra={"model": row.name},
-        )
         await asyncio.wait((operation,), timeout=ANSWER_WITHIN_S)
         if operation.cancelled():
             raise shutting_down()
@@ -153,7 +145,9 @@ class _Models:
         models = [model for model in self.catalogue.models if principal.allows(model.name)]
         return LlamaCppModels(data=[_described(model, self.row_of(model)) for model in models])
 
-    async def load_model(self, request: Request, principal: Caller) -> Accepted:
+    async def load_model(
+        self, request: Request, principal: Caller, actor: CallingActor
+    ) -> Accepted:
         """Load a model. Requires `may_load_models`.
 
         Responds after 3 s at the latest; a longer load goes on. 400 if it is loaded already.
@@ -161,9 +155,11 @@ class _Models:
         row = await self._requested(request, principal)
         if row.engines and row.ready == row.engines:
             raise BadRequest(f"the model {row.name} is loaded already")
-        return await self._run(row, "load", self.load, principal)
+        return await self._run(row, "load", self.load, actor)
 
-    async def unload_model(self, request: Request, principal: Caller) -> Accepted:
+    async def unload_model(
+        self, request: Request, principal: Caller, actor: CallingActor
+    ) -> Accepted:
         """Unload a model after its requests in flight. Requires `may_load_models`.
 
         Responds after 3 s at the latest; a longer unload goes on. A later request loads the model
@@ -172,7 +168,7 @@ class _Models:
         row = await self._requested(request, principal)
         if row.state is EngineState.STOPPED and status_of(row).value == "unloaded":
             raise BadRequest(f"the model {row.name} is not loaded")
-        return await self._run(row, "unload", self.unload, principal)
+        return await self._run(row, "unload", self.unload, actor)
 
 
 def llama_cpp_router(
@@ -180,13 +176,19 @@ def llama_cpp_router(
     client: ClientKey,
     row_of: Callable[[Model], ModelRow],
     operations: ModelOperations,
+    audit: AuditTrail,
     *,
     load: ModelAction,
     unload: ModelAction,
 ) -> APIRouter:
     """Return the routes; `load` and `unload` act on a model by its own name."""
     models = _Models(
-        catalogue=catalogue, row_of=row_of, operations=operations, load=load, unload=unload
+        catalogue=catalogue,
+        row_of=row_of,
+        operations=operations,
+        audit=audit,
+        load=load,
+        unload=unload,
     )
     router = APIRouter(tags=["models"], dependencies=[Depends(client)])
     success: Responses = {200: {"headers": rate_headers()}}

@@ -1,19 +1,17 @@
 """/admin/logs: the log levels of a running gateway."""
 
-import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.admin_auth import Caller, RequireRight, Right, admin_router
+from app.api.admin_auth import CallingActor, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
+from app.audit import Action, AuditRecord, AuditTrail
 from app.auth import Authenticator
 from app.errors import BadRequest
 from app.settings import MAX_LEVELS, LogLevel, LogName
 from app.telemetry.logs import Levels, TooManyLevels
-
-log = logging.getLogger(__name__)
 
 
 class LevelFields(BaseModel):
@@ -42,7 +40,7 @@ class ShownLevels(BaseModel):
         return cls(levels=levels.in_force(), set_at_run_time=dict(levels.set_at_run_time))
 
 
-def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
+def logs_router(levels: Levels, authenticator: Authenticator, audit: AuditTrail) -> APIRouter:
     """Return the routes of /admin/logs."""
     router = admin_router("logs", "operations")
     reading = Depends(RequireRight(authenticator, Right.LOGS_READ))
@@ -54,14 +52,16 @@ def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
         return ShownLevels.of(levels)
 
     @router.put("", dependencies=[writing], responses=error_responses(*ADMIN, *BODY))
-    async def set_levels(fields: LevelFields, principal: Caller) -> ShownLevels:
+    async def set_levels(fields: LevelFields, actor: CallingActor) -> ShownLevels:
         """Set levels until they are reset or the gateway exits; other levels stay as they are."""
+        before = {name: levels.set_at_run_time.get(name) for name in fields.levels}
+        await audit.record(
+            AuditRecord.of_change(actor, Action.LOG_LEVELS_SET, "levels", before, fields.levels)
+        )
         try:
             levels.change(fields.levels)
         except TooManyLevels as error:
             raise BadRequest(str(error)) from None
-        changes = ", ".join(f"{name}={level or 'reset'}" for name, level in fields.levels.items())
-        log.info("log levels set by %s: %s", principal.id, changes)
         return ShownLevels.of(levels)
 
     return router

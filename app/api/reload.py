@@ -1,17 +1,13 @@
 """POST /admin/reload: read the configuration again and apply what differs."""
 
-import logging
-
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.admin_auth import Caller, RequireRight, Right, admin_router
+from app.api.admin_auth import CallingActor, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import Authenticator
 from app.errors import Conflict, InvalidConfiguration
 from app.reload import ModelReport, Outcome, Reloader, ReloadReport
-
-log = logging.getLogger(__name__)
 
 
 class ReloadFields(BaseModel):
@@ -74,13 +70,12 @@ def reload_router(reloader: Reloader, authenticator: Authenticator) -> APIRouter
         dependencies=[Depends(RequireRight(authenticator, Right.ENGINES_WRITE))],
         responses=error_responses(*ADMIN, *BODY, InvalidConfiguration, Conflict),
     )
-    async def reload(principal: Caller, fields: ReloadFields = DEFAULT_FIELDS) -> ShownReport:
+    async def reload(actor: CallingActor, fields: ReloadFields = DEFAULT_FIELDS) -> ShownReport:
         """Apply the changes of the configuration; respond when the engines that change are up.
 
         400: the configuration is invalid; 409: a reload is under way. Both change nothing.
         """
-        if not fields.dry_run:
-            log.info("configuration reload requested by %s", principal.id)
-        return ShownReport.of(await reloader.reload(dry_run=fields.dry_run))
+        report = await reloader.reload(actor, dry_run=fields.dry_run)
+        return ShownReport.of(report)
 
     return router

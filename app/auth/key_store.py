@@ -15,6 +15,7 @@ from typing import Any, Self
 from sqlalchemy import and_, bindparam, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 
+from app.audit import NOBODY, Action, Actor, AuditRecord, log_record, write_records
 from app.auth.key_format import NewKey, is_id, new_key
 from app.auth.keys import (
     ApiKey,
@@ -27,6 +28,7 @@ from app.auth.keys import (
 )
 from app.auth.principal import Owner, Role
 from app.auth.validation import KeyChanges, KeyFields
+from app.auth.views import key_facts
 from app.database import AsyncConnection, Database, Lane
 from app.database.schema import api_keys, owners, revision
 from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
@@ -56,7 +58,7 @@ class KeyStore:
     """Reads and changes keys. Every method raises DatabaseError."""
 
     def __init__(
-        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: str | None = None
+        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: Actor = NOBODY
     ) -> None:
         """`by` makes the changes: see `by`."""
         self._database = database
@@ -65,10 +67,10 @@ class KeyStore:
         # A version of the database and the revision that was read at it.
         self._last_read: tuple[tuple[int, int], int] | None = None
 
-    def by(self, who: str) -> Self:
-        """Return this store for changes that somebody makes: an admin key by its ID, or a user."""
+    def by(self, actor: Actor) -> Self:
+        """Return this store for changes that somebody makes; the audit has a record of each."""
         changer = copy(self)
-        changer._by = who
+        changer._by = actor
         return changer
 
     async def create(self, fields: KeyFields) -> tuple[ApiKey, NewKey]:
@@ -85,7 +87,7 @@ class KeyStore:
             common = {
                 "disabled": False,
                 "created_ms": self._now_ms(),
-                "changed_by": self._by,
+                "changed_by": self._by.known_id,
                 "revision": await increment_revision(connection),
             }
             stored: dict[str, ApiKey] = {}
@@ -100,7 +102,14 @@ class KeyStore:
                 await connection.execute(insert(api_keys), rows)
                 query = select(*_COLUMNS).where(api_keys.c.id.in_([new.id for _, new in page]))
                 stored |= {row.id: _key(row) for row in await connection.execute(query)}
-            return [(stored[new.id], new) for _, new in made]
+            records = [
+                AuditRecord.of_change(self._by, Action.KEY_CREATE, key.id, None, key_facts(key))
+                for key in (stored[new.id] for _, new in made)
+            ]
+            await write_records(connection, records, self._now_ms())
+        for record in records:
+            log_record(record)
+        return [(stored[new.id], new) for _, new in made]
 
     async def get(self, key_id: str) -> ApiKey:
         """Return a key. Raises UnknownKey."""
@@ -184,15 +193,17 @@ class KeyStore:
 
     async def change(self, key_id: str, changes: KeyChanges) -> ApiKey:
         """Change the given fields; return the changed key. Raises UnknownKey, NameTaken."""
-        return await self._update(key_id, changes.columns())
+        return await self._update(Action.KEY_CHANGE, key_id, changes.columns())
 
     async def disable(self, key_id: str, *, now: bool = False) -> ApiKey:
         """Disable a key; `now` also terminates its requests in flight. Raises UnknownKey."""
-        return await self._update(key_id, {"disabled": True, **self._cut(now)})
+        values = {"disabled": True, **self._cut(now)}
+        return await self._update(Action.KEY_DISABLE, key_id, values, requests_aborted=now)
 
     async def enable(self, key_id: str) -> ApiKey:
         """Enable a disabled key. Raises UnknownKey."""
-        return await self._update(key_id, {"disabled": False, "cut_ms": None})
+        values = {"disabled": False, "cut_ms": None}
+        return await self._update(Action.KEY_ENABLE, key_id, values)
 
     async def rotate(self, key_id: str, grace_s: int) -> tuple[ApiKey, NewKey]:
         """Give a key a new secret; the current one remains valid for `grace_s` seconds.
@@ -205,7 +216,9 @@ class KeyStore:
         if grace_s:
             until_ms = self._now_ms() + grace_s * 1000
             previous = {"previous_digest": api_keys.c.digest, "previous_until_ms": until_ms}
-        return await self._update(key_id, {**previous, "digest": made.digest}), made
+        values = {**previous, "digest": made.digest}
+        key = await self._update(Action.KEY_ROTATE, key_id, values, grace_s=grace_s)
+        return key, made
 
     async def delete(self, key_id: str, *, now: bool = False) -> None:
         """Delete a key; its name is kept for reports. `now` as in `disable`.
@@ -216,10 +229,16 @@ class KeyStore:
         async with self._database.write() as connection:
             number = await increment_revision(connection)
             deleted = {
-                "deleted_ms": self._now_ms(), "revision": number, "changed_by": self._by,
+                "deleted_ms": self._now_ms(), "revision": number, "changed_by": self._by.known_id,
             }  # fmt: skip
             values = {**gone, **deleted, **self._cut(now)}
+            before = await _get(connection, key_id)
             await _write(connection, key_id, values)
+            record = AuditRecord.of_change(
+                self._by, Action.KEY_DELETE, key_id, key_facts(before), None, requests_aborted=now
+            )
+            await write_records(connection, [record], self._now_ms())
+        log_record(record)
 
     async def find(self, key_id: str) -> tuple[int, Credential | None]:
         """Return a revision and the key as of then or later; None if there is no such key."""
@@ -301,14 +320,23 @@ class KeyStore:
     def _cut(self, now: bool) -> dict[str, int]:
         return {"cut_ms": self._now_ms()} if now else {}
 
-    async def _update(self, key_id: str, values: dict[str, Any]) -> ApiKey:
+    async def _update(
+        self, action: Action, key_id: str, values: dict[str, Any], **details: object
+    ) -> ApiKey:
         async with self._database.write() as connection:
             number = await increment_revision(connection)
+            before = await _get(connection, key_id)
             if "name" in values:
                 await _check_names(connection, {key_id: values["name"]})
-            changed = {"revision": number, "changed_by": self._by}
+            changed = {"revision": number, "changed_by": self._by.known_id}
             await _write(connection, key_id, {**values, **changed})
-            return await _get(connection, key_id)
+            after = await _get(connection, key_id)
+            record = AuditRecord.of_change(
+                self._by, action, key_id, key_facts(before), key_facts(after), **details
+            )
+            await write_records(connection, [record], self._now_ms())
+        log_record(record)
+        return after
 
 
 async def increment_revision(connection: AsyncConnection) -> int:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.engine import Row
 
+from app.audit import NOBODY, Action, Actor, AuditRecord, log_record, write_records
 from app.auth.key_store import increment_revision
 from app.auth.keys import wall_ms
 from app.auth.validation import Name, OwnerFields, written
@@ -53,6 +54,10 @@ class ShownOwner(BaseModel):
         costs = shown_costs(values.pop("daily_cost_nano"), values.pop("monthly_cost_nano"))
         return cls.model_validate({**values, **costs, "created": written(values.pop("created_ms"))})
 
+    def facts(self) -> dict[str, object]:
+        """Return the limits and budgets for the audit, as values of JSON."""
+        return self.model_dump(mode="json", exclude={"name", "keys", "created", "changed_by"})
+
 
 class ShownOwners(BaseModel):
     data: list[ShownOwner]
@@ -80,17 +85,17 @@ class OwnerStore:
     """Reads and changes owners. Every method raises DatabaseError."""
 
     def __init__(
-        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: str | None = None
+        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: Actor = NOBODY
     ) -> None:
         """`by` makes the changes: see `by`."""
         self._database = database
         self._now_ms = now_ms
         self._by = by
 
-    def by(self, who: str) -> Self:
-        """Return this store for changes that somebody makes: an admin key by its ID, or a user."""
+    def by(self, actor: Actor) -> Self:
+        """Return this store for changes that somebody makes; the audit has a record of each."""
         changer = copy(self)
-        changer._by = who
+        changer._by = actor
         return changer
 
     async def page(self, limit: int, after: str = "") -> ShownOwners:
@@ -125,10 +130,13 @@ class OwnerStore:
         """Change the given fields of an owner. Raises UnknownOwner."""
         name = _lookup_name(name)
         async with self._database.write() as connection:
-            await _touch_keys(connection, name, self._by)
-            await _get(connection, name)
-            await _update(connection, name, {**fields.given(), "changed_by": self._by})
-            return await _get(connection, name)
+            await _touch_keys(connection, name, self._by.known_id)
+            before = await _get(connection, name)
+            await _update(connection, name, {**fields.given(), "changed_by": self._by.known_id})
+            after = await _get(connection, name)
+            record = await self._record(connection, Action.OWNER_CHANGE, name, before, after)
+        log_record(record)
+        return after
 
     async def delete(self, name: str) -> None:
         """Delete an owner's limits and budgets; its keys and usage keep the name.
@@ -137,25 +145,42 @@ class OwnerStore:
         """
         name = _lookup_name(name)
         async with self._database.write() as connection:
-            await _touch_keys(connection, name, self._by)
-            deleted = await connection.execute(delete(owners).where(owners.c.name == name))
-            if deleted.rowcount != 1:
-                raise UnknownOwner
+            await _touch_keys(connection, name, self._by.known_id)
+            before = await _get(connection, name)
+            await connection.execute(delete(owners).where(owners.c.name == name))
+            record = await self._record(connection, Action.OWNER_DELETE, name, before, None)
+        log_record(record)
 
     async def _put(self, name: str, values: Mapping[str, Any]) -> tuple[ShownOwner, bool]:
+        by = self._by.known_id
         async with self._database.write() as connection:
             # First: it serializes transactions, so that no two create the same owner.
-            await _touch_keys(connection, name, self._by)
-            known = select(owners.c.name).where(owners.c.name == name)
-            new = await connection.scalar(known) is None
-            if new:
-                made = {
-                    "name": name, "created_ms": self._now_ms(), "changed_by": self._by, **values,
-                }  # fmt: skip
+            await _touch_keys(connection, name, by)
+            before = await _find(connection, name)
+            if before is None:
+                made = {"name": name, "created_ms": self._now_ms(), "changed_by": by, **values}
                 await connection.execute(insert(owners).values(made))
             else:
-                await _update(connection, name, {**values, "changed_by": self._by})
-            return await _get(connection, name), new
+                await _update(connection, name, {**values, "changed_by": by})
+            after = await _get(connection, name)
+            action = Action.OWNER_CREATE if before is None else Action.OWNER_CHANGE
+            record = await self._record(connection, action, name, before, after)
+        log_record(record)
+        return after, before is None
+
+    async def _record(
+        self,
+        connection: AsyncConnection,
+        action: Action,
+        name: str,
+        before: ShownOwner | None,
+        after: ShownOwner | None,
+    ) -> AuditRecord:
+        """Store the record of a change in its transaction, and return it."""
+        facts = [None if one is None else one.facts() for one in (before, after)]
+        record = AuditRecord.of_change(self._by, action, name, *facts)
+        await write_records(connection, [record], self._now_ms())
+        return record
 
 
 def _lookup_name(name: str) -> str:
@@ -178,7 +203,12 @@ async def _update(connection: AsyncConnection, name: str, values: Mapping[str, A
 
 
 async def _get(connection: AsyncConnection, name: str) -> ShownOwner:
-    row = (await connection.execute(select(*owners.c, _KEYS).where(owners.c.name == name))).first()
-    if row is None:
+    found = await _find(connection, name)
+    if found is None:
         raise UnknownOwner
-    return ShownOwner.of(row)
+    return found
+
+
+async def _find(connection: AsyncConnection, name: str) -> ShownOwner | None:
+    row = (await connection.execute(select(*owners.c, _KEYS).where(owners.c.name == name))).first()
+    return None if row is None else ShownOwner.of(row)

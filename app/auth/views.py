@@ -13,7 +13,10 @@ from app.auth.keys import ApiKey, Page, wall_ms
 from app.auth.principal import Role
 from app.auth.validation import written
 from app.money import amount_of
-from app.settings import FieldSettings, LimitSettings
+from app.settings import NO_LIMITS, FieldSettings, LimitSettings
+
+# What of a shown key is no setting of it.
+_NO_SETTINGS = {"id", "created", "changed_by", "last_used", "limits_in_force"}
 
 
 class ShownKey(BaseModel):
@@ -82,6 +85,14 @@ def shown_costs(daily_nano: int | None, monthly_nano: int | None) -> dict[str, f
         "daily_cost": None if daily_nano is None else amount_of(daily_nano),
         "monthly_cost": None if monthly_nano is None else amount_of(monthly_nano),
     }
+
+
+def key_facts(key: ApiKey) -> dict[str, object]:
+    """Return the settings of a key for the audit, as values of JSON."""
+    shown = ShownKey.of(key, NO_LIMITS).model_dump(mode="json", exclude=_NO_SETTINGS)
+    if key.fields is not None:
+        shown["fields"] = key.fields.model_dump(mode="json", exclude_defaults=True)
+    return shown
 
 
 def _fields(key: ApiKey, default: LimitSettings) -> dict[str, object]:

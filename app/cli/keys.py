@@ -20,7 +20,7 @@ from app.cli.key_options import (
 )
 from app.cli.key_tables import print_key, print_keys
 from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
-from app.cli.store import command_user, run_with_store, store_faults
+from app.cli.store import command_actor, run_with_store, store_faults
 from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
@@ -133,7 +133,7 @@ def create(
             "fields": None if fields is None else parse_json(fields),
             "may_load_models": may_load_models,
         }
-        store_of = partial(KeyStore, by=command_user())
+        store_of = partial(KeyStore, by=command_actor())
         if from_file is not None:
             new_keys = read_keys(from_file, given, settings.models)
             with secrets_file(out) as write:
@@ -317,7 +317,7 @@ def _with_key(settings: Settings, named: str, work: "Callable[[KeyStore, str], A
     async def find_and_work(store: KeyStore) -> T:
         return await work(store, (await store.find_named(named)).id)
 
-    return run_with_store(settings, partial(KeyStore, by=command_user()), find_and_work)
+    return run_with_store(settings, partial(KeyStore, by=command_actor()), find_and_work)
 
 
 def _apply(

@@ -10,7 +10,7 @@ from app.cli.key_options import parse_money, parse_number
 from app.cli.key_tables import LIMITS
 from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
 from app.cli.output import Column, print_fields, print_table
-from app.cli.store import command_user, run_with_store, store_faults
+from app.cli.store import command_actor, run_with_store, store_faults
 from app.money import amount_text
 from app.settings import load_settings
 
@@ -116,7 +116,7 @@ def set_owner(
         except ValueError as error:
             fail(str(error))
         settings = load_settings(config)
-        store_of = partial(OwnerStore, by=command_user())
+        store_of = partial(OwnerStore, by=command_actor())
         owner, _ = run_with_store(settings, store_of, lambda store: store.assign(name, fields))
         _print(owner, json)
 
@@ -127,7 +127,7 @@ def delete(name: NameArgument, config: ConfigOption = None) -> None:
     with store_faults():
         from app.auth import OwnerStore
 
-        store_of = partial(OwnerStore, by=command_user())
+        store_of = partial(OwnerStore, by=command_actor())
         run_with_store(load_settings(config), store_of, lambda store: store.delete(name))
         print(f"deleted {name!r}")
 

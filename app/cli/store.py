@@ -18,6 +18,7 @@ from app.cli.faults import fail, faults
 from app.settings import Settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
+    from app.audit import Actor
     from app.database import Database
 
 S = TypeVar("S")
@@ -50,14 +51,16 @@ def run_with_store(
     return asyncio.run(run())
 
 
-def command_user() -> str:
+def command_actor() -> "Actor":
     """Return who runs this command, as `user@host`: the user behind sudo, if that is used."""
+    from app.audit import Actor
+
     try:
         user = os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = f"uid-{os.getuid()}"
     host = socket.gethostname()
-    return "".join(c if c.isprintable() else "?" for c in f"{user}@{host}")[:200]
+    return Actor("".join(c if c.isprintable() else "?" for c in f"{user}@{host}")[:200])
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from app.asgi import ExchangeHandler
+from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.console.account_page import AccountPages, account_pages
 from app.console.configuration_page import configuration_pages
@@ -60,6 +61,7 @@ class Console:
     draining: Callable[[], bool]
     price_of: PriceOf
     owner_store: OwnerStore
+    audit: AuditTrail
     metrics: Metrics
     minutes: LoadMinutes
     # Those in force.
@@ -120,7 +122,7 @@ class Console:
         }
         return [
             Frame(
-                self._sign_in, renderer, live, self._drain, self.metrics, self.root_path
+                self._sign_in, renderer, live, self._drain, self.metrics, self.root_path, self.audit
             ).router(),
             find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
             overview_router(renderer, overview, self.minutes, steps),
@@ -136,7 +138,9 @@ class Console:
 
     def _request_pages(self) -> RequestPages:
         regions = RequestRegions(self._renderer, self.requests, self._names)
-        return RequestPages(self._renderer, self.requests, self.catalogue, self._names, regions)
+        return RequestPages(
+            self._renderer, self.requests, self.catalogue, self._names, regions, self.audit
+        )
 
     def _key_pages(self) -> KeyPages:
         return KeyPages(

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from app.api import client_address
+from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.auth import Role, UnknownKey
 from app.console.guard import API
 from app.console.key_names import KeyNames
@@ -37,6 +39,7 @@ class RequestPages:
     catalogue: Catalogue
     names: KeyNames
     regions: RequestRegions
+    audit: AuditTrail
 
     async def show_requests(
         self, request: Request, query: Annotated[RequestsQuery, Query()]
@@ -120,9 +123,17 @@ class RequestPages:
         visitor = _checked(visitor_of(request))
         if not _cancel_path(visitor):
             raise PermissionDenied(f"the role {visitor.role} may not cancel requests")
-        view: RequestView | None = self.requests.cancel(
-            id, visitor.principal.id, visitor.own_key_only
-        )
+        own = visitor.own_key_only
+        # A client may do this with its own requests only, and as often as it sends them.
+        if own is None and self.requests.is_in_flight(id):
+            await self.audit.record(
+                AuditRecord(
+                    actor=Actor(visitor.principal.id, visitor.role, client_address(request.scope)),
+                    action=Action.REQUEST_CANCEL,
+                    target=id,
+                )
+            )
+        view: RequestView | None = self.requests.cancel(id, visitor.principal.id, own)
         if view is None:
             raise RouteNotFound("there is no such request in flight")
         self.regions.outdate()

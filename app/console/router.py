@@ -1,5 +1,6 @@
 """Routes of the console that are not a page of their own: login, logout, files, live regions."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,6 +9,9 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
+from app.api import client_address
+from app.audit import Action, Actor, AuditRecord, AuditTrail
+from app.auth import Principal, Role
 from app.console import theme as themes
 from app.console.guard import LOGIN, VISITOR
 from app.console.live import Drain, LiveResponse, LiveSource
@@ -15,7 +19,13 @@ from app.console.rendering import HEADERS, STATIC_TYPES, Renderer
 from app.console.session import LIFETIME_S
 from app.console.sign_in import COOKIE, SignIn, check_same_origin, is_over_tls, theme_of
 from app.console.visitor import CONSOLE, Visitor, page_at
-from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
+from app.errors import (
+    GatewayError,
+    InvalidApiKey,
+    PermissionDenied,
+    RouteNotFound,
+    ServiceUnavailable,
+)
 from app.telemetry.metrics import Metrics
 
 _IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
@@ -39,6 +49,7 @@ class Frame:
     metrics: Metrics
     # Stands before the paths that a browser knows.
     root_path: str
+    audit: AuditTrail
 
     async def static_file(self, request: Request, version: str, name: str) -> Response:
         """A file of the pages. Its URL changes with its content."""
@@ -65,7 +76,7 @@ class Frame:
         target = self._next_path(next)
         try:
             check_same_origin(request.scope["headers"])
-            cookie = await self.sign_in.sign_in(key)
+            principal, cookie = await self.sign_in.sign_in(key)
         except GatewayError as error:
             fault = error.message
             if isinstance(error, InvalidApiKey):
@@ -73,6 +84,7 @@ class Frame:
                 fault = "This key is not valid here: it is unknown, disabled or has expired."
             theme = theme_of(request.scope["headers"])
             return self.renderer.login(theme, next_path=target, fault=fault, status=error.status)
+        await self._record(request, principal, Action.SESSION_SIGN_IN)
         response = RedirectResponse(target, 303, HEADERS)
         response.set_cookie(
             COOKIE,
@@ -88,11 +100,26 @@ class Frame:
     async def log_out(self, request: Request) -> Response:
         """End the session in this browser, also one that has ended with its key."""
         check_same_origin(request.scope["headers"])
+        with contextlib.suppress(InvalidApiKey, ServiceUnavailable):
+            visitor = await self.sign_in.find_visitor(request.scope["headers"])
+            if visitor.logged_in:
+                await self._record(request, visitor.principal, Action.SESSION_SIGN_OUT)
         response = RedirectResponse(LOGIN, 303, HEADERS)
         response.delete_cookie(
             COOKIE, path=self.root_path + CONSOLE, httponly=True, samesite="strict"
         )
         return response
+
+    async def _record(self, request: Request, principal: Principal, action: Action) -> None:
+        """Record a session of an operator. Of clients there may be any number: they change nothing.
+
+        While the database is away, sessions begin nevertheless: what they change is recorded.
+        """
+        if principal.role is not Role.CLIENT:
+            actor = Actor(principal.id, principal.role, client_address(request.scope))
+            await self.audit.record_if_possible(
+                AuditRecord(actor=actor, action=action, target="console")
+            )
 
     async def choose_theme(self, request: Request, theme: Annotated[str, Form()]) -> Response:
         """Keep the color scheme of this browser, and return to the page that was open."""

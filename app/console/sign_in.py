@@ -35,13 +35,16 @@ class SignIn:
         self._secret = secret
         self._now = now
 
-    async def sign_in(self, key: str) -> str:
-        """Return the cookie of a new session. Raises InvalidApiKey and ServiceUnavailable."""
+    async def sign_in(self, key: str) -> tuple[Principal, str]:
+        """Return the caller and the cookie of a new session.
+
+        Raises InvalidApiKey and ServiceUnavailable.
+        """
         raw = presented_key([(b"x-api-key", key.strip().encode())])
         key_digest, key_id = digest(raw), id_of(raw)
-        await self._authenticator.of_any_role(key_id, key_digest)
+        principal = await self._authenticator.of_any_role(key_id, key_digest)
         expires_at = int(self._now()) + LIFETIME_S
-        return Session(key_digest, key_id, expires_at).seal(self._secret.value)
+        return principal, Session(key_digest, key_id, expires_at).seal(self._secret.value)
 
     async def find_visitor(self, headers: RequestHeaders) -> Visitor:
         """Return the visitor of a request.

@@ -179,6 +179,10 @@ class RequestDirectory:
         stored = await self._history.find(id_, key_id)
         return None if stored is None else _view_ended(stored)
 
+    def is_in_flight(self, id_: str) -> bool:
+        """Return whether there is a request in flight with this ID here."""
+        return self._find_in_flight(id_, None) is not None
+
     def cancel(self, id_: str, by: str, key_id: str | None = None) -> RequestView | None:
         """Cancel a request in flight by its ID here; return it as it was, None if there is none.
 

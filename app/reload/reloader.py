@@ -7,9 +7,10 @@ difference is applied model by model (`applier`). Reloads run one at a time.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.errors import SHUTTING_DOWN, Conflict, InvalidConfiguration
 from app.fleet import DiscoveredServers, Fleet
 from app.reload.applier import Adjustable, Applier
@@ -22,6 +23,8 @@ from engines.background_tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
+_SIGNAL = Actor("SIGHUP")
+
 
 class Reloader:
     """Applies the configuration file again, whenever it is asked to."""
@@ -31,6 +34,7 @@ class Reloader:
         fleet: Fleet,
         servers: DiscoveredServers,
         adjustable: Adjustable,
+        audit: AuditTrail,
         *,
         source: Callable[[], Settings],
         engines_tried: asyncio.Event,
@@ -42,6 +46,7 @@ class Reloader:
         """
         self._fleet = fleet
         self._services = adjustable.services
+        self._audit = audit
         self._source = source
         self._engines_tried = engines_tried
         self._planner = ReloadPlanner(fleet)
@@ -50,8 +55,13 @@ class Reloader:
         # Ends the threads of these tasks, for which the exit of the process waits.
         self._closed = threading.Event()
 
-    async def reload(self, *, dry_run: bool = False, wait: bool = False) -> ReloadReport:
+    async def reload(
+        self, by: Actor | None = None, *, dry_run: bool = False, wait: bool = False
+    ) -> ReloadReport:
         """Read the configuration and apply the difference; return the report.
+
+        The audit gets what `by` is about to change, and nothing changes if it does not. None: a
+        signal, which is obeyed while the database is away, too. Raises DatabaseError.
 
         Canceling the caller does not stop it. Raises Conflict while another reload is under way or
         the gateway is still starting, unless `wait`; Conflict when the gateway is shutting down;
@@ -63,7 +73,7 @@ class Reloader:
             raise Conflict("a reload is under way; try again when it has ended")
         if not wait and not self._engines_tried.is_set():
             raise Conflict("the gateway is still starting its engines; try again later")
-        task = self._tasks.start(self._reload(dry_run), "reload")
+        task = self._tasks.start(self._reload(by, dry_run), "reload")
         task.add_done_callback(partial(self._finished, dry_run))
         return await asyncio.shield(task)
 
@@ -78,7 +88,7 @@ class Reloader:
             if not dry_run:
                 self._services.metrics.reloads.add((_outcome(task, fault),))
 
-    async def _reload(self, dry_run: bool) -> ReloadReport:
+    async def _reload(self, by: Actor | None, dry_run: bool) -> ReloadReport:
         fleet = self._fleet
         async with fleet.turn:
             await self._engines_tried.wait()
@@ -94,6 +104,7 @@ class Reloader:
             effects = tuple(request_effects(found))
             if dry_run or not found:
                 return ReloadReport(dry_run, lines, effects=effects)
+            await self._record(by, lines)
             for line in lines:
                 log.info("reload: %s", line)
                 await asyncio.sleep(0)  # there may be a thousand
@@ -104,6 +115,16 @@ class Reloader:
                 log.log(logging.INFO if report.done else logging.ERROR, "reload: %s", report)
                 await asyncio.sleep(0)
             return ReloadReport(False, lines, reports, effects)
+
+    async def _record(self, by: Actor | None, lines: Sequence[str]) -> None:
+        record = AuditRecord(
+            actor=by or _SIGNAL,
+            action=Action.CONFIGURATION_RELOAD,
+            target="configuration",
+            after={"changes": list(lines)},
+        )
+        store = self._audit.record_if_possible if by is None else self._audit.record
+        await store(record)
 
 
 def _outcome(task: asyncio.Task[ReloadReport], fault: BaseException | None) -> str:

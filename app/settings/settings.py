@@ -21,7 +21,7 @@ from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, SECTION_SECRETS, KeyDigest, KeyDigests
 from app.settings.server import ServerSettings
 from app.settings.source import PREFIX, Source
-from app.settings.state import AuthSettings, StateSettings, UsageSettings
+from app.settings.state import AuditSettings, AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import LogSettings, MetricsSettings, TracesSettings
 from engines.spec import ManagedSpec, PlacedError, RemoteSpec, SpecModel
 
@@ -69,6 +69,7 @@ class Settings(_Layered):
     state: StateSettings = StateSettings()
     limits: LimitsSettings = LimitsSettings()
     usage: UsageSettings = UsageSettings()
+    audit: AuditSettings = AuditSettings()
     alerts: AlertsSettings = AlertsSettings()
     metrics: MetricsSettings = MetricsSettings()
     traces: TracesSettings = TracesSettings()

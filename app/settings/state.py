@@ -1,4 +1,4 @@
-"""The sections `auth`, `state` and `usage`: the key store, the database, Redis and the ledger."""
+"""The sections `auth`, `state`, `audit` and `usage`: keys, database, Redis, audit and ledger."""
 
 import re
 from pathlib import Path
@@ -117,6 +117,14 @@ def database_url(url: str) -> str:
 def _check_scheme(scheme: str, known: tuple[str, ...]) -> None:
     if scheme not in known:
         raise ValueError(f"must begin with {' or '.join(f'{name}://' for name in known)}")
+
+
+class AuditSettings(SpecModel):
+    """The record of who changed what."""
+
+    retention_days: int = Field(
+        400, ge=1, description="Days that each record of the audit is kept."
+    )
 
 
 class UsageSettings(SpecModel):

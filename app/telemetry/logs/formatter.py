@@ -9,7 +9,9 @@ import msgspec
 from app.telemetry.logs.scrub import scrub, scrub_lines
 
 # Attributes of a record (`extra=`) that become fields of its line. Others may hold anything.
-FIELDS = ("request_id", "model", "engine", "key", "trace_id")
+FIELDS = (
+    "request_id", "model", "engine", "key", "trace_id", "action", "target", "by", "address",
+)  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 
 

@@ -41,6 +41,7 @@ ROWS: dict[tuple[str, str], set[str]] = {
     ("PATCH", "/admin/owners/{name:path}"): set(),
     ("DELETE", "/admin/owners/{name:path}"): set(),
     ("GET", "/admin/usage"): READERS,
+    ("GET", "/admin/audit"): {"auditor"},
     ("POST", "/admin/reload"): set(),
     ("GET", "/admin/logs"): READERS,
     ("PUT", "/admin/logs"): set(),

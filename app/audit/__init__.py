@@ -1,0 +1,28 @@
+"""The audit: who did what to keys, owners, models, the configuration and sessions; append-only.
+
+A change of the database and its record are one transaction (`write_records`); for everything else
+`AuditTrail.record` comes first, so that what cannot be recorded is not done.
+"""
+
+from app.audit.record import NOBODY, Action, Actor, AuditRecord
+from app.audit.trail import (
+    AuditFilter,
+    AuditPage,
+    AuditTrail,
+    StoredRecord,
+    log_record,
+    write_records,
+)
+
+__all__ = (
+    "NOBODY",
+    "Action",
+    "Actor",
+    "AuditFilter",
+    "AuditPage",
+    "AuditRecord",
+    "AuditTrail",
+    "StoredRecord",
+    "log_record",
+    "write_records",
+)

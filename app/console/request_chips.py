@@ -8,6 +8,7 @@ from app.console.requests_query import RequestsQuery
 from app.console.visitor import CONSOLE
 from app.relay import OUTCOMES
 
+REQUESTS = f"{CONSOLE}/requests"
 _STATUSES = ("2xx", "4xx", "429", "5xx")
 _SLOWER_S = ("1", "5", "30")
 _SPANS = {"15m": "Last 15 minutes", "1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days"}
@@ -49,14 +50,13 @@ def chips_of(
 ) -> list[Chip]:
     """Return the chips of a query. `names` are those of keys, by ID; None: no choice of keys."""
     outcomes = {word: word.replace("_", " ").capitalize() for word in OUTCOMES}
-    slower = {seconds: f"{seconds} s" for seconds in _SLOWER_S}
     since, until = query.since, query.until
     span = _SPANS.get(since, f"from {since}" if since else "") + (f" to {until}" if until else "")
     chips = [
         _chip(query, "Model", "model", {name: name for name in models}),
         _chip(query, "Outcome", "outcome", outcomes),
         _chip(query, "Status", "status", {one: one for one in _STATUSES}, example="503"),
-        _chip(query, "Slower than", "slower_than_s", slower, label="Seconds", example="2.5"),
+        _duration_chip(query),
         Chip(
             "Time",
             span.strip(),
@@ -80,11 +80,36 @@ def chips_of(
     return chips
 
 
+def _duration_chip(query: RequestsQuery) -> Chip:
+    slower, most = query.slower_than_s, query.at_most_s
+    value = f"over {slower} s" if slower else ""
+    if most:
+        value = f"{slower} to {most} s" if slower else f"at most {most} s"
+    return Chip(
+        "Duration",
+        value,
+        path_of(query, slower_than_s="", at_most_s=""),
+        [
+            Option(
+                f"Over {seconds} s",
+                path_of(query, slower_than_s=seconds, at_most_s=""),
+                (slower, most) == (seconds, ""),
+            )
+            for seconds in _SLOWER_S
+        ],
+        (
+            Field("slower_than_s", "Over, in seconds", slower, "2.5"),
+            Field("at_most_s", "At most", most, "10"),
+        ),
+        _kept(query, "slower_than_s", "at_most_s"),
+    )
+
+
 def path_of(query: RequestsQuery, **changes: str) -> str:
     """Return the path of the first page of a query with some fields changed, by their aliases."""
     fields = {**query.fields, **changes}
     text = urlencode({name: value for name, value in fields.items() if value})
-    return f"{CONSOLE}/requests" + (f"?{text}" if text else "")
+    return REQUESTS + (f"?{text}" if text else "")
 
 
 def _chip(

@@ -9,14 +9,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from app.console.duration_histogram import DurationHistogram, duration_histogram
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
+from app.console.request_chips import REQUESTS, path_of
+from app.console.requests_query import RequestsQuery
 from app.relay import RequestDirectory, RequestView
 from app.telemetry import RequestPhase
 from app.usage import RequestFilter
 
 IN_FLIGHT_ROWS = 200
 ENDED_ROWS = 100
+# Stored requests whose durations are read.
+DURATIONS = 10_000
 FRESH_S = 1.0
 
 Html = Mapping[str, str]
@@ -47,8 +54,9 @@ class RequestRegions:
         self._monotonic = monotonic
         self._in_flight = renderer.macro("requests_regions.html", "in_flight")
         self._ended = renderer.macro("requests_regions.html", "ended")
-        # By what is shown: the filter, and the path below which a request is canceled.
-        self._rendered: dict[tuple[RequestFilter, str], tuple[float, asyncio.Task[Html]]] = {}
+        self._durations = renderer.macro("requests_regions.html", "durations")
+        # By what is shown: the filter, the path below which a request is canceled, and the page.
+        self._rendered: dict[tuple[RequestFilter, str, str], tuple[float, asyncio.Task[Html]]] = {}
 
     async def rows(self, chosen: RequestFilter) -> RequestRows:
         """Return the requests that a filter selects, the newest of those that ended."""
@@ -66,8 +74,28 @@ class RequestRegions:
         names = await self._names.find({view.record.key_id for view in ended})
         return RequestRows((), ended, names)
 
-    async def html(self, chosen: RequestFilter, cancel: str) -> Html:
-        """Return the HTML of each region, at most FRESH_S old.
+    def histogram(self, chosen: RequestFilter, page: str) -> DurationHistogram | None:
+        """Return the durations of the requests in memory; `page` is the path of what is shown."""
+        return duration_histogram(self._requests.recent_durations(chosen), page)
+
+    async def stored_histogram(
+        self, asker: str, chosen: RequestFilter, query: RequestsQuery
+    ) -> DurationHistogram | None:
+        """Return the durations of stored requests, whatever duration is chosen.
+
+        `asker` is the key ID of the visitor. Raises ServiceUnavailable.
+        """
+        any_duration = msgspec.structs.replace(chosen, slower_than_s=None, at_most_s=None)
+        found = await self._requests.stored_durations(asker, any_duration, DURATIONS)
+        return duration_histogram(
+            found,
+            path_of(query, slower_than_s="", at_most_s=""),
+            query.slower_than_s,
+            query.at_most_s,
+        )
+
+    async def html(self, chosen: RequestFilter, cancel: str, page: str = REQUESTS) -> Html:
+        """Return the HTML of each region, at most FRESH_S old; `page` is the path of the page.
 
         Two visitors share it only if they choose the same requests and may do the same.
         """
@@ -77,23 +105,26 @@ class RequestRegions:
             for shown, (until, task) in self._rendered.items()
             if now < until or not task.done()
         }
-        _, rendering = self._rendered.get((chosen, cancel), (0.0, None))
+        shown = chosen, cancel, page
+        _, rendering = self._rendered.get(shown, (0.0, None))
         if rendering is None:
-            rendering = asyncio.create_task(self._render(chosen, cancel), name="render requests")
-            self._rendered[chosen, cancel] = now + FRESH_S, rendering
+            rendering = asyncio.create_task(self._render(*shown), name="render requests")
+            self._rendered[shown] = now + FRESH_S, rendering
         return await asyncio.shield(rendering)  # others may wait for it
 
     def outdate(self) -> None:
         """Have all regions rendered again: a request was canceled."""
         self._rendered.clear()
 
-    async def _render(self, chosen: RequestFilter, cancel: str) -> Html:
+    async def _render(self, chosen: RequestFilter, cancel: str, page: str) -> Html:
         rows = await self.rows(chosen)
+        durations = self.histogram(chosen, page)
 
         def render() -> Html:
             return {
                 "in-flight": self._in_flight(rows.in_flight, rows.names, cancel),
                 "ended": self._ended(rows.ended, rows.names),
+                "durations": self._durations(durations),
             }
 
         return await self._renderer.in_thread(render)

@@ -56,12 +56,14 @@ class RequestPages:
                 page = await self.requests.ended(
                     visitor.principal.id, chosen, ENDED_ROWS, order, after
                 )
+                durations = await self.regions.stored_histogram(visitor.principal.id, chosen, query)
             except ServiceUnavailable as error:
                 return self.renderer.fault(visitor, error)
             rows = await self.regions.history_rows(page.views)
         else:
             page = None
             rows = await self.regions.rows(chosen)
+            durations = self.regions.histogram(chosen, path_of(query))
         following = None if page is None or page.next is None else query.next_page(page.next)
 
         models = [one.name for one in self.catalogue.models if visitor.principal.allows(one.name)]
@@ -78,6 +80,7 @@ class RequestPages:
                 sorts=[path_of(query, order=one) for one in (Order.LATEST, Order.SLOWEST)],
                 cancel=_cancel_path(visitor),
                 rows=rows,
+                durations=durations,
                 complete=page is None or page.complete,
                 following=following,
             )
@@ -91,7 +94,7 @@ class RequestPages:
         visitor = _checked(visitor_of(request))
         query = await self._by_id(query, visitor)
         chosen = query.chosen(visitor.own_key_only)
-        return await self.regions.html(chosen, _cancel_path(visitor))
+        return await self.regions.html(chosen, _cancel_path(visitor), path_of(query))
 
     async def _by_id(self, query: RequestsQuery, visitor: Visitor) -> RequestsQuery:
         """Return a query whose key is an ID, not a name. Raises BadRequest."""

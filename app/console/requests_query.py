@@ -28,6 +28,7 @@ class RequestsQuery(BaseModel):
     status: str = ""
     outcome: str = ""
     slower_than_s: str = ""
+    at_most_s: str = ""
     since: str = Field("", alias="from")
     until: str = Field("", alias="to")
     order: str = ""
@@ -36,7 +37,9 @@ class RequestsQuery(BaseModel):
     @property
     def is_history(self) -> bool:
         """Whether it asks for stored requests; otherwise for those in memory, which change."""
-        return any((self.slower_than_s, self.since, self.until, self.order, self.cursor))
+        return any(
+            (self.slower_than_s, self.at_most_s, self.since, self.until, self.order, self.cursor)
+        )
 
     @property
     def ranked(self) -> Order:
@@ -64,7 +67,8 @@ class RequestsQuery(BaseModel):
             model=self.model or None,
             statuses=status_range(self.status) if self.status else None,
             outcome=self.outcome or None,
-            slower_than_s=_seconds(self.slower_than_s) if self.slower_than_s else None,
+            slower_than_s=_seconds("slower than", self.slower_than_s),
+            at_most_s=_seconds("at most", self.at_most_s),
             since_s=None if since is None else since.timestamp(),
             until_s=None if until is None else until.timestamp(),
         )
@@ -85,11 +89,13 @@ def _moment(name: str, text: str, *, end_of_day: bool = False) -> datetime:
     return parse_moment(name, text, end_of_day=end_of_day)
 
 
-def _seconds(text: str) -> float:
+def _seconds(name: str, text: str) -> float | None:
+    if not text:
+        return None
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise BadRequest("slower than must be a number of seconds, such as 2.5")
+        raise BadRequest(f"{name} must be a number of seconds, such as 2.5")
     return seconds

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from time import perf_counter
 from weakref import WeakValueDictionary
@@ -115,6 +115,24 @@ class RequestDirectory:
     ) -> list[RequestView]:
         """Return the requests in memory, those that this gateway ended last, the latest first."""
         return list(islice(map(_view_ended, self._chosen(chosen)), limit))
+
+    def recent_durations(self, chosen: RequestFilter) -> list[float]:
+        """Return the seconds that each request in memory took."""
+        return [ended.record.total_s for ended in self._chosen(chosen)]
+
+    async def stored_durations(
+        self, asker: str, chosen: RequestFilter, limit: int
+    ) -> Sequence[float]:
+        """Return the seconds that each of the latest stored requests took.
+
+        Empty while the database does not answer. `asker` as in `ended`. Raises ServiceUnavailable.
+        """
+        try:
+            async with self._only_search_of(asker):
+                return await self._history.durations(chosen, limit)
+        except DatabaseError as error:
+            log.warning("the durations of requests are not read: %s", error)
+            return []
 
     async def answered_any(self) -> bool:
         """Return whether any request was answered, now or before. Raises DatabaseError."""

@@ -4,7 +4,7 @@ The columns that say what a request used are read back into the `EndedRequest` o
 `app.usage.records` made the row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -45,6 +45,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float | None = None
     until_s: float | None = None
     slower_than_s: float | None = None
+    at_most_s: float | None = None
 
     def selects(self, record: RequestRecord, outcome: str, ended_at: float | None = None) -> bool:
         """Return whether a request is selected; `ended_at` is None for one in flight."""
@@ -55,6 +56,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.statuses is None or record.status in self.statuses)
             and (self.outcome is None or self.outcome == outcome)
             and (self.slower_than_s is None or record.total_s > self.slower_than_s)
+            and (self.at_most_s is None or record.total_s <= self.at_most_s)
             and (self.since_s is None or ended_at is None or ended_at >= self.since_s)
             and (self.until_s is None or ended_at is None or ended_at < self.until_s)
         )
@@ -98,6 +100,13 @@ class RequestHistory:
         async with self._database.read(Lane.SEARCHES) as connection:
             return [_ended(row) for row in await connection.execute(query)]
 
+    async def durations(self, chosen: RequestFilter, limit: int) -> Sequence[float]:
+        """Return the seconds that each of the latest requests took. Raises DatabaseError."""
+        query = select(_COLUMNS.total_ms).where(and_(*_conditions(chosen)))
+        query = query.order_by(_COLUMNS.at_ms.desc()).limit(limit)
+        async with self._database.read(Lane.SEARCHES) as connection:
+            return [total_ms / 1000 for total_ms in await connection.scalars(query)]
+
     async def find(self, own_id: str, key_id: str | None = None) -> EndedRequest | None:
         """Return a request by its ID; with `key_id`, only one of that key. Raises DatabaseError."""
         query = select(usage_records).where(_COLUMNS.own_id == own_id)
@@ -126,6 +135,8 @@ def _conditions(chosen: RequestFilter) -> Iterator[ColumnElement[bool]]:
         yield _COLUMNS.at_ms < int(chosen.until_s * 1000)
     if chosen.slower_than_s is not None:
         yield _COLUMNS.total_ms > chosen.slower_than_s * 1000
+    if chosen.at_most_s is not None:
+        yield _COLUMNS.total_ms <= chosen.at_most_s * 1000
 
 
 def _ended(row: Row[Any]) -> EndedRequest:

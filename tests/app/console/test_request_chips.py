@@ -29,7 +29,13 @@ def test_a_chip_says_what_it_selects_and_leads_to_the_page_without_it() -> None:
 
 
 def test_a_value_that_is_no_choice_is_shown_as_it_is() -> None:
-    assert chip("Slower than", slower_than_s="2.5").value == "2.5"
+    assert chip("Status", status="503").value == "503"
+    assert chip("Duration", slower_than_s="2.5").value == "over 2.5 s"
+    assert chip("Duration", at_most_s="5").value == "at most 5 s"
+    both = chip("Duration", slower_than_s="2.5", at_most_s="5", model="demo")
+    assert (both.value, both.without) == ("2.5 to 5 s", f"{PAGE}?model=demo")
+    assert both.options[0].path == f"{PAGE}?model=demo&slower_than_s=1"
+    assert both.kept == [("model", "demo")]
 
 
 def test_times_are_spans_before_now_or_moments() -> None:

@@ -275,3 +275,42 @@ async def test_stored_requests_are_found_by_duration_a_page_at_a_time(
         async with visiting(gateway, other["authorization"].removeprefix("Bearer ")) as stranger:
             page = (await stranger.get(f"{PAGE}?order=latest&key={KEY_ID}")).text
             assert not any(one in page for one in ids)
+
+
+async def test_bars_of_durations_are_of_the_requests_that_are_shown(gateway: Gateway) -> None:
+    other = await make_key(gateway, "other tenant")
+    for seconds in (0.3, 1.5, 1.7):
+        end(gateway, seconds=seconds)
+    end(gateway, "key-00000000", seconds=70.0)
+    async with visiting(gateway, KEY) as owner:
+        bars = (await regions(owner))["durations"]
+        assert "2 requests, 1.0 s to 2.0 s" in bars
+        assert 'href="/console/requests?slower_than_s=1&amp;at_most_s=2"' in bars
+        assert "50.0 s to" not in bars
+        assert (
+            bars.split()
+            == (await owner.get(PAGE))
+            .text.partition('data-live="durations">')[2]
+            .partition("</section>")[0]
+            .split()
+        )
+    async with visiting(gateway, other["authorization"].removeprefix("Bearer ")) as stranger:
+        assert not (await regions(stranger))["durations"].strip()
+
+
+async def test_bars_of_stored_requests_lead_to_those_requests(gateway: Gateway) -> None:
+    for _ in range(3):
+        await gateway.chat()
+    async with visiting(gateway, KEY) as owner, asyncio.timeout(20):
+        page = ""
+        while "of 3 requests" not in page:  # the ledger is written in batches
+            page = (await owner.get(f"{PAGE}?from=1h")).text
+        bars = re.findall(r'<a href="([^"]+)" aria-label="(\d) request', page)
+        assert sum(int(count) for _, count in bars) == 3
+        for path, count in bars:
+            page = (await owner.get(html.unescape(path))).text
+            assert page.count('id="request-') == int(count)
+            assert f'aria-label="{count} request' in page
+            assert "; show all" in page
+            assert "of 3 requests" in page
+        assert "must be a number of seconds" in (await owner.get(f"{PAGE}?at_most_s=-1")).text

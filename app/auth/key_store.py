@@ -137,6 +137,14 @@ class KeyStore:
         near = await asyncio.to_thread(difflib.get_close_matches, named, names, 1)
         raise UnknownKey(near[0] if near else None)
 
+    async def of_owner(self, owner: str, limit: int) -> tuple[list[ApiKey], bool]:
+        """Return up to `limit` keys of an owner, newest first, and whether there are more."""
+        query = select(*_COLUMNS).where(_EXISTS, api_keys.c.owner == owner)
+        query = query.order_by(api_keys.c.created_ms.desc(), api_keys.c.id.desc()).limit(limit + 1)
+        async with self._database.read() as connection:
+            found = [_key(row) for row in await connection.execute(query)]
+        return found[:limit], len(found) > limit
+
     async def search(self, text: str, limit: int) -> dict[str, str]:
         """Return the names, by ID, of up to `limit` keys whose name or ID has this text in it.
 

@@ -27,6 +27,7 @@ from app.console.minutes import MinuteRecorder
 from app.console.model_activity import ModelActivities
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
+from app.console.owner_page import OwnerPages, owner_pages
 from app.console.playground import PlaygroundHandlers
 from app.console.playground_page import PriceOf, playground_router
 from app.console.quick_find import QuickFind, find_router
@@ -131,6 +132,7 @@ class Console:
             self._request_pages().router(),
             playground_router(renderer, self.catalogue, self.price_of),
             keys_pages(self._key_pages()),
+            owner_pages(self._owner_pages()),
             account_pages(self._account_pages()),
             configuration_pages(renderer, self.settings),
             usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
@@ -150,6 +152,15 @@ class Console:
             self.authenticator,
             self.catalogue,
             self.database,
+        )
+
+    def _owner_pages(self) -> OwnerPages:
+        return OwnerPages(
+            renderer=self._renderer,
+            database=self.database,
+            keys=self.key_store,
+            owners=self.owner_store,
+            authenticator=self.authenticator,
         )
 
     def _account_pages(self) -> AccountPages:

@@ -84,6 +84,8 @@ PAGES = (
     ),
 )
 _BY_NAME = {page.name: page for page in PAGES}
+# The page of an owner is one of those of keys.
+_BY_NAME["owners"] = _BY_NAME["keys"]
 
 
 def pages_of(visitor: Visitor) -> list[Page]:

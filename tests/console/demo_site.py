@@ -57,6 +57,8 @@ def demo_site(directory: Path, *, variants: int = 2) -> Iterator[DemoSite]:
         poll_until(lambda: _ready(deployment) == variants, START_S)
         with deployment.client(ADMIN_KEY) as admin:
             keys = {fields["name"]: _make_key(admin, fields) for fields in KEYS}
+            budget = admin.put("/admin/owners/shop", json={"monthly_tokens": 50_000})
+            assert budget.status_code == 201, budget.text
         yield DemoSite(deployment, keys)
 
 

@@ -258,7 +258,7 @@ class _Callers:
 def _callers(settings: Settings, stores: _Stores, observers: _Observers) -> _Callers:
     database, metrics = stores.database, observers.metrics
     in_flight = RequestsInFlight()
-    prices = {model.name: model.price for model in settings.models}
+    prices = {name: price for model in settings.models for name, price in model.prices.items()}
     usage = settings.usage
     ledger = Ledger(database, metrics, prices, usage.retention_days, currency=usage.currency)
     alerts = None
@@ -311,7 +311,7 @@ def _engines(
     run_dir = settings.server.run_dir.absolute()
     left_running = running_engines(run_dir)
     deployments = build_models(settings, builder, left_running)
-    catalogue = Catalogue([deployment.model() for deployment in deployments])
+    catalogue = Catalogue([model for deployment in deployments for model in deployment.models()])
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.count_slots, catalogue.changes)
     detached = DetachedEngines()

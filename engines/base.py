@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from engines.adapters import AdapterPhase, AdapterSources, AdapterState
 from engines.changes import ChangeNotifier
 from engines.lifecycle import EngineState, Event, after
 
@@ -245,7 +246,8 @@ class EngineStatus:
     """
 
     __slots__ = (
-        "_facts", "changes", "last_error", "load_s", "memory_gib", "restarts", "since", "state",
+        "_facts", "adapters", "changes", "last_error", "load_s", "memory_gib", "restarts", "since",
+        "state", "wanted_adapters",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -257,6 +259,10 @@ class EngineStatus:
         self.restarts = 0
         self.load_s: float | None = None
         self.memory_gib: float | None = None
+        # The adapters that it should have; written by callers.
+        self.wanted_adapters: AdapterSources = {}
+        # The state of each that it has or should have, by name.
+        self.adapters: Mapping[str, AdapterState] = {}
 
     @property
     def facts(self) -> EngineFacts:
@@ -266,6 +272,12 @@ class EngineStatus:
     def facts(self, facts: EngineFacts) -> None:
         """Set new facts and notify of the change."""
         self._facts = facts
+        self.changes.notify()
+
+    def note_adapter(self, name: str, state: AdapterState | None) -> None:
+        """Set the state of an adapter, None: it is not there; and notify of the change."""
+        others = {one: at for one, at in self.adapters.items() if one != name}
+        self.adapters = others if state is None else {**others, name: state}
         self.changes.notify()
 
     def fire(self, event: Event) -> None:
@@ -310,12 +322,45 @@ class Engine(ABC):
 
     @property
     def changes(self) -> ChangeNotifier:
-        """The event of every change of `state`, `facts`, `starting` and `given_up`."""
+        """The event of every change of `state`, `facts`, `starting`, `given_up` and `adapters`."""
         return self._status.changes
 
     @property
     def facts(self) -> EngineFacts:
         return self._status.facts
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterState]:
+        """The state of each adapter that it has or should have, by name."""
+        return self._status.adapters
+
+    def has_adapter(self, name: str, source: str | None) -> bool:
+        """Return whether it has loaded an adapter from there."""
+        state = self._status.adapters.get(name)
+        return (
+            state is not None
+            and state.phase is AdapterPhase.LOADED
+            and (state.source is None or state.source == source)
+        )
+
+    def is_loading(self, name: str, source: str | None) -> bool:
+        """Return whether an adapter is being loaded, or is there from another path.
+
+        Then the engine is about to load it from the new path, or has, and a reload is about to say
+        so.
+        """
+        state = self._status.adapters.get(name)
+        return (
+            state is not None
+            and state.phase is not AdapterPhase.FAILED
+            and not self.has_adapter(name, source)
+        )
+
+    def want_adapters(self, wanted: AdapterSources) -> None:
+        """Have it load these adapters, and unload all others; it goes on serving meanwhile."""
+        if self._status.wanted_adapters != wanted:
+            self._status.wanted_adapters = wanted
+            self._status.changes.notify()
 
     @property
     def last_error(self) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
+from engines.adapters import AdapterPhase, AdapterSources, AdapterState
 from engines.base import (
     SERVING,
     Engine,
@@ -149,9 +150,29 @@ class RemoteEngine(Engine):
             return fault, "does not respond"
         if self._serves is not None:
             fault = await self._check_model(probe, self._serves)
+        if fault is None:
+            await self._check_adapters(probe)
         if fault is None and self._status.state is not EngineState.READY:
             self._status.facts = await _read_facts(probe)
         return fault, "is not used"
+
+    def want_adapters(self, wanted: AdapterSources) -> None:
+        if self._status.wanted_adapters != wanted:
+            super().want_adapters(wanted)
+            self._answered.set()  # the next check says which of them the server has
+
+    async def _check_adapters(self, probe: EngineProbe) -> None:
+        """Note which of the wanted adapters the server lists; it has loaded them itself."""
+        wanted = self._status.wanted_adapters
+        models = await probe.fetch_models() if wanted else ()
+        if models is None:
+            return  # a server that is too busy has what it had
+        missing = AdapterState(None, AdapterPhase.FAILED, "its server does not list it")
+        loaded = AdapterState(None, AdapterPhase.LOADED)
+        found = {name: loaded if name in models else missing for name in wanted}
+        if found != self._status.adapters:
+            self._status.adapters = found
+            self._status.changes.notify()
 
     async def _check_model(self, probe: EngineProbe, name: str) -> str | None:
         """Return None if the server lists the model, else the fault."""

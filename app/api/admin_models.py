@@ -36,13 +36,19 @@ _LOADER_OPERATIONS = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
 def activity(model: Model, services: RelayServices, operations: ModelOperations) -> Activity:
     """Return a model's requests, the operation under way, and how far its load is."""
     name, loader = model.name, services.loader
-    in_flight, waiting = services.admission.counts(name)
+    if model.parent is None:
+        in_flight, waiting = services.admission.counts(name)
+    else:  # its requests are in its model's queue
+        engines = [request.engine for request in services.in_flight if request.model == name]
+        waiting = engines.count(None)
+        in_flight = len(engines) - waiting
     waiting += services.starts.waiting(name)
-    under_way = operations.under_way(name)
-    if (snapshot := loader.snapshot(name)) is not None:
-        waiting += snapshot.waiting
+    under_way = operations.under_way(model.base)
+    if (snapshot := loader.snapshot(model.base)) is not None:
+        if model.parent is None:
+            waiting += snapshot.waiting
         under_way = under_way or _LOADER_OPERATIONS.get(snapshot.residency)
-        loading_s = loader.loading_s(name)
+        loading_s = loader.loading_s(model.base)
     else:
         starts = (replica.engine.starting for replica in model.replicas)
         elapsed = (start.elapsed_s for start in starts if start is not None)

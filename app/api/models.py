@@ -27,6 +27,8 @@ def card(name: str, model: Model) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "vllm-gateway",
     }
+    if model.parent is not None:
+        shown["parent"] = model.parent
     if model.max_model_len is not None:
         shown["max_model_len"] = model.max_model_len
     return shown

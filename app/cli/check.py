@@ -41,7 +41,10 @@ def check(config: ConfigOption = None, gpus: GpusOption = None) -> None:
         configs = initial_engines(settings)
         assumed = _assumed_gpus(gpus, configs, builder)
         found = run_preflight(
-            settings, [config for group in configs.values() for config in group], builder
+            settings,
+            [config for group in configs.values() for config in group],
+            builder,
+            with_adapters=configs.keys(),
         )
         try:
             catalogue = catalogue_of(settings, builder)
@@ -53,8 +56,11 @@ def check(config: ConfigOption = None, gpus: GpusOption = None) -> None:
             print(line)
         for note in (*assumed, *_notes(settings, catalogue), *found.notes):
             print(f"note: {note}")
-        engines = sum(len(model.replicas) for model in catalogue.models)
-        counts = f"{_count(len(settings.models), 'model')}, {_count(engines, 'engine')}"
+        adapters = len(catalogue.models) - len(settings.models)
+        counts = _count(len(settings.models), "model")
+        if adapters:
+            counts += f", {_count(adapters, 'adapter')}"
+        counts += f", {_count(len(catalogue.engines), 'engine')}"
         if any(model.discovering for model in settings.models):
             counts += " and those that are discovered"
         print(f"{settings.source.file} is valid: {counts}")
@@ -113,9 +119,9 @@ def _plan(
         redis = without_password(state.redis_url.get_secret_value())
     yield f"database {without_password(state.database_url.get_secret_value())}, redis {redis}"
     yield f"limits of a key that has none of its own: {_limits(settings.limits.default)}"
-    by_name = {model.name: model for model in settings.models}
-    for model in catalogue.models:
-        yield from _model(by_name[model.name], model, configs[model.name], builder)
+    for each in settings.models:
+        model = catalogue.resolve(each.name)
+        yield from _model(each, model, configs[each.name], builder)
 
 
 def _model(
@@ -142,6 +148,9 @@ def _model(
         yield f"  scaled with the load: {bounds.min} to {bounds.max} engines of kind: ray"
     for source in _sources(settings):
         yield f"  {source}"
+    for adapter in settings.adapters or ():
+        names = ", ".join(adapter.names)
+        yield f"  adapter {names}: {adapter.source or 'loaded by its servers'}"
 
 
 def _gpu_gib(builder: "Builder") -> float | None:
@@ -165,12 +174,11 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
         )
     for each in settings.models:
         yield from _unread_files(each)
-    discovered = {model.name: _sources(model) for model in settings.models}
-    counted = {model.name for model in settings.models if _cached_tokens_matter(settings, model)}
-    for model in catalogue.models:
-        remote = [one.engine.name for one in model.replicas if not one.engine.capabilities.managed]
-        remote += discovered[model.name]
-        if remote and model.name in counted:
+    for each in settings.models:
+        replicas = catalogue.resolve(each.name).replicas
+        remote = [one.engine.name for one in replicas if not one.engine.capabilities.managed]
+        remote += _sources(each)
+        if remote and _cached_tokens_matter(settings, each):
             yield (
                 f"cached tokens of {', '.join(remote)} are counted only if the server runs with "
                 f"--{CACHED_TOKENS_FLAG}"

@@ -64,7 +64,9 @@ def resolve_models(given: Sequence[str], models: Iterable[ModelSettings]) -> lis
     """
     from app.auth import check_models
 
-    checked = check_models(given, {name: model.name for model in models for name in model.names})
+    checked = check_models(
+        given, {name: own for model in models for name, own in model.canonical_names.items()}
+    )
     for alias, model in checked.aliases.items():
         _warn(f"{alias} is an alias: the key gets its model, {model}")
     for name, near in checked.unknown.items():

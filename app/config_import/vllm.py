@@ -45,6 +45,8 @@ def model_settings(server: VllmServer, names: list[str]) -> dict[str, Any]:
     model: dict[str, Any] = {"name": name, "aliases": aliases}
     if server.media_domains:
         model["media"] = {"domains": server.media_domains}
+    if server.adapters:
+        model["adapters"] = server.adapters
     return {**model, "engines": [server.engine]}
 
 

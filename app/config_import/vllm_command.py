@@ -1,8 +1,9 @@
 """Reads commands that serve a model with vLLM, as engines of the gateway. Pure."""
 
+import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,10 @@ from app.config_import.builder import find_fault, is_variable
 from app.config_import.container import PROGRAMS, Container, read_container
 from app.config_import.flags import Flags, read_flags
 from app.config_import.shell import Command, base_name, find_variable, split_commands
-from app.settings import MediaSettings
+from app.settings import AdapterSettings, MediaSettings
 from engines.environment import API_KEY, inherited, never_inherited
 from engines.output import is_secret, redact_line
-from engines.spec import ProcessSpec, explain_removed_flag
+from engines.spec import LORA_MODULES_FLAG, ProcessSpec, explain_removed_flag
 
 _MODULES = frozenset({"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main", "vllm"})
 _TLS = frozenset({"ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs"})
@@ -44,6 +45,7 @@ class VllmServer:
     port: int | None = None
     origins: list[str] = field(default_factory=list)
     media_domains: list[str] = field(default_factory=list)
+    adapters: list[dict[str, str]] = field(default_factory=list)
     requires_key: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -121,6 +123,7 @@ def _read_server(command: Command, launched: list[str], container: Container | N
         notes.append(f"--allowed-media-domains: is left out: {fault}")
     else:
         found.media_domains = domains
+    found.adapters = [*_read_adapters(flags.take_words(LORA_MODULES_FLAG), notes, container)]
     env = {**command.env}
     if container is not None:
         env |= container.env
@@ -140,6 +143,27 @@ def _read_server(command: Command, launched: list[str], container: Container | N
     if found.requires_key:
         notes.append(f"--api-key: {_INSTEAD['api-key']}")
     return found
+
+
+def _read_adapters(
+    words: Iterable[str], notes: list[str], container: Container | None
+) -> Iterator[dict[str, str]]:
+    """Yield the adapters of --lora-modules: NAME=PATH, or JSON with `name` and `path`."""
+    for word in words:
+        name, _, path = word.partition("=")
+        if word.startswith("{"):
+            try:
+                given = json.loads(word)
+            except ValueError:
+                given = {}
+            name, path = given.get("name"), given.get("path")
+        fault = find_fault(AdapterSettings, {"name": name, "source": path or ""})
+        if fault is None and (variable := find_variable(path)) is not None:
+            fault = f"source: holds the shell variable {variable}; write its value"
+        if fault is not None:
+            notes.append(f"--{LORA_MODULES_FLAG}: an adapter is left out: {fault}")
+        else:
+            yield {"name": name, "source": container.host_path(path) if container else path}
 
 
 def _origins(text: str) -> str:

@@ -42,8 +42,11 @@ class ModelAbilities:
 
 
 def model_actions(row: ModelRow, abilities: ModelAbilities) -> list[Action]:
-    """Return the actions on a model; none while an operation on it is running."""
-    if row.under_way is not None:
+    """Return the actions on a model; none while an operation on it is running.
+
+    An adapter has none: its engines are its model's.
+    """
+    if row.under_way is not None or row.parent is not None:
         return []
     return [
         *_load_actions(row, abilities),

@@ -106,11 +106,7 @@ class FleetViews:
 
     def engines(self) -> list[EngineView]:
         """Return all engines, in the order of the configuration."""
-        return [
-            _engine_view(model, replica)
-            for model in self._catalogue.models
-            for replica in model.replicas
-        ]
+        return [_engine_view(model, replica) for model, replica in self._catalogue.replicas()]
 
     def engine(self, name: str) -> EngineView:
         """Return one engine. Raises RouteNotFound."""

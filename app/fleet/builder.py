@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from app.fleet.engine_plan import EngineConfig, config_hash
 from app.routing import Replica
@@ -23,6 +24,7 @@ from engines.gpu import (
     visible_devices,
 )
 from engines.inprocess import InProcessEngine
+from engines.plan import find_adapter_fault
 from engines.process import LauncherMissing, ProcessEngine, vllm_launcher
 from engines.ray import Cluster, RayEngine, ray_is_installed
 from engines.remote import RemoteEngine
@@ -156,6 +158,8 @@ class Builder:
                 accelerator=lambda: self.accelerator,
                 mark=config_hash(model, config),
                 downloads=self._launcher is None,
+                lora=config.lora,
+                find_adapter_fault=partial(find_adapter_fault, spec),
             )
             return Replica(engine, model, by_priority=spec.by_priority)
         if isinstance(spec, ContainerSpec):
@@ -172,6 +176,8 @@ class Builder:
                 gpus=self._gpus(config),
                 accelerator=lambda: self.accelerator,
                 mark=config_hash(model, config),
+                lora=config.lora,
+                find_adapter_fault=partial(find_adapter_fault, spec),
             )
             return Replica(contained, model, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):
@@ -205,6 +211,7 @@ class Builder:
                 media_domains=config.media_domains,
                 withheld=self._withheld,
                 tls=self._tls,
+                lora=config.lora,
             )
             return Replica(placed, model, by_priority=spec.by_priority)
         served_name = spec.served_model_name or model

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from app.fleet.engine_plan import EngineConfig
 from app.residency import OnDemandModel
 from app.routing import POLICIES, Bounds, ContinuationTerms, Model, Replica, SelectionPolicy
-from app.settings import ModelSettings, Settings
+from app.settings import AdapterSettings, ModelSettings, Settings
+from engines.adapters import AdapterSources
 from engines.base import Engine, EngineState
 from engines.plan import media_of_model
 from engines.spec import EngineSpec, LocalSpec
@@ -47,8 +48,12 @@ class ModelDeployment:
     successor: DeployedEngine | None = None
     # Loaded on demand, and not to be loaded until its engines have been replaced.
     held: bool = False
-    # Kept across reloads that do not change it, with all that it has learned.
-    _policy: SelectionPolicy | None = field(default=None, init=False)
+    # Adapters that are loaded before a reload lists them, and those that it has removed, which
+    # requests may still need: where each is loaded from, by name.
+    coming_adapters: AdapterSources = field(default_factory=dict)
+    leaving_adapters: AdapterSources = field(default_factory=dict)
+    # By model and adapter. Kept across reloads that do not change it, with all that it has learned.
+    _policies: dict[str, SelectionPolicy] = field(default_factory=dict, init=False)
 
     @property
     def name(self) -> str:
@@ -95,12 +100,45 @@ class ModelDeployment:
             self.held,
         )
 
-    def model(self, *, discovered: bool | None = None) -> Model:
-        """Return the model for the catalogue; `discovered` overrides what its settings say."""
+    def want_adapters(self, *joining: Engine) -> None:
+        """Have every engine, and those that are about to join, load the adapters and no others."""
+        present = adapter_sources(self.settings)
+        wanted = {**self.leaving_adapters, **present, **self.coming_adapters}
+        for engine in (*(deployed.engine for deployed in self.all_engines), *joining):
+            engine.want_adapters(wanted)
+
+    def models(self, *, discovered: bool | None = None) -> list[Model]:
+        """Return the model and its adapters for the catalogue.
+
+        `discovered` overrides what the settings say.
+        """
+        model = self._model(discovered)
+        names = {model.name, *adapter_sources(self.settings)}
+        self._policies = {name: one for name, one in self._policies.items() if name in names}
+        return [model, *(self._adapter(model, one) for one in self.settings.adapters or ())]
+
+    def _adapter(self, model: Model, adapter: AdapterSettings) -> Model:
+        return replace(
+            model,
+            name=adapter.name,
+            aliases=adapter.aliases,
+            limits=adapter.limits,
+            fallbacks=adapter.fallbacks,
+            policy=self._policy(adapter.name),
+            parent=model.name,
+            adapter_source=adapter.source,
+        )
+
+    def _policy(self, name: str) -> SelectionPolicy:
+        """Return the policy of the model or of an adapter."""
+        wanted = POLICIES[self.settings.policy]
+        policy = self._policies.get(name)
+        if type(policy) is not wanted:
+            policy = self._policies[name] = wanted()
+        return policy
+
+    def _model(self, discovered: bool | None) -> Model:
         settings = self.settings
-        policy = POLICIES[settings.policy]
-        if type(self._policy) is not policy:
-            self._policy = policy()
         return Model(
             settings.name,
             settings.aliases,
@@ -113,7 +151,7 @@ class ModelDeployment:
             ),
             limits=settings.limits,
             on_demand=settings.load == "on_demand",
-            policy=self._policy,
+            policy=self._policy(settings.name),
             fallbacks=settings.fallbacks,
             fields=settings.fields,
             isolation=settings.isolation,
@@ -142,6 +180,11 @@ def _read_media(specs: Sequence[EngineSpec]) -> frozenset[str] | None:
     return taken
 
 
+def adapter_sources(settings: ModelSettings) -> dict[str, str | None]:
+    """Return where each adapter of a model is loaded from, by name."""
+    return {adapter.name: adapter.source for adapter in settings.adapters or ()}
+
+
 def _continuation_terms(model: ModelSettings) -> ContinuationTerms | None:
     """Return the terms on which a model's streams go on; None: they do not."""
     if not model.continues_streams:
@@ -153,13 +196,16 @@ def build_deployments(
     settings: Settings, configs: Mapping[str, Sequence[EngineConfig]], build: BuildEngine
 ) -> list[ModelDeployment]:
     """Return every model with its engines, none of them started."""
-    return [
+    deployments = [
         ModelDeployment(
             model,
             [DeployedEngine(config, build(model.name, config)) for config in configs[model.name]],
         )
         for model in settings.models
     ]
+    for deployment in deployments:
+        deployment.want_adapters()
+    return deployments
 
 
 def memory_gib(engine: Engine) -> float:

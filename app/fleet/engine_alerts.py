@@ -107,7 +107,7 @@ class EngineAlerts:
     def _look(self) -> float | None:
         """Queue messages of what changed; return in how many seconds to look again."""
         now, wait_s = self._clock(), None
-        models = {r.engine.name: m.name for m in self._catalogue.models for r in m.replicas}
+        models = {r.engine.name: m.name for m, r in self._catalogue.replicas()}
         for name in self._watches.keys() - models.keys():
             if (task := self._watches.pop(name).sending) is not None:
                 task.cancel()

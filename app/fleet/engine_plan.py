@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, InProcessSpec, ManagedSpec, RaySpec, RemoteSpec
+from engines.spec import (
+    LORA_FLAG,
+    EngineSpec,
+    InProcessSpec,
+    ManagedSpec,
+    RaySpec,
+    RemoteSpec,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,8 @@ class EngineConfig:
     media_domains: tuple[str, ...] = ()
     # The server was discovered: it has to say that it serves the model.
     discovered: bool = False
+    # It takes LoRA adapters, which may change while it runs.
+    lora: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,8 @@ def canonical_settings(config: EngineConfig) -> str:
 def engine_settings(config: EngineConfig) -> dict[str, object]:
     """Return all settings of an engine as JSON values."""
     spec = config.spec.model_dump(mode="json", exclude={"replicas", "discover"})
-    return {**spec, "media": {"domains": list(config.media_domains)}}
+    lora = {LORA_FLAG: True} if config.lora else {}
+    return {**spec, "media": {"domains": list(config.media_domains)}, **lora}
 
 
 def flatten(nested: object, path: str = "") -> dict[str, object]:
@@ -188,7 +198,9 @@ def free_names(model: str, number: int, taken: Collection[str]) -> list[str]:
 
 
 def _config(name: str, spec: EngineSpec, model: ModelSettings) -> EngineConfig:
-    return EngineConfig(name, spec, model.media.domains if isinstance(spec, ManagedSpec) else ())
+    if not isinstance(spec, ManagedSpec):
+        return EngineConfig(name, spec)
+    return EngineConfig(name, spec, model.media.domains, lora=model.adapters is not None)
 
 
 def _specs(model: ModelSettings, scaled: int | None = None) -> list[EngineSpec]:

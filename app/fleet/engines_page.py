@@ -65,7 +65,7 @@ class EnginesPage:
         return self._page
 
     async def _scrape_all(self) -> bytes:
-        models = {r.engine.name: m.name for m in self._catalogue.models for r in m.replicas}
+        models = {r.engine.name: m.name for m, r in self._catalogue.replicas()}
         self._metrics.engine_scrape_errors.keep({(model, name) for name, model in models.items()})
         serving = [engine for engine in self._catalogue.engines if engine.state in SERVING]
         scrapes = (engine.exposition() for engine in serving)

@@ -8,13 +8,14 @@ next `await`, so that what is published is always complete.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.admission import Admission
 from app.fleet.builder import Builder
-from app.fleet.deployment import DeployedEngine, ModelDeployment
+from app.fleet.deployment import DeployedEngine, ModelDeployment, adapter_sources
 from app.fleet.detached import DetachedEngines
 from app.fleet.engine_plan import EngineConfig, plan_engines
 from app.fleet.moves import can_move_within, is_refusing, moving_streams
@@ -22,8 +23,15 @@ from app.fleet.starting import NotStarted, start_all
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import InForce, ModelSettings
+from engines.adapters import AdapterPhase, AdapterSources
+from engines.background_tasks import BackgroundTasks
 from engines.base import Engine, EngineState
 from engines.spec import RemoteSpec
+
+log = logging.getLogger(__name__)
+
+# Seconds that a reload waits for engines to load adapters; a load that takes longer goes on.
+ADAPTERS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ class Fleet:
         self._deployments = {one.name: one for one in deployments}
         self._coming: Mapping[ModelDeployment, ComingChange] = {}
         self._followers: list[Callable[[], None]] = []
+        self._tasks = BackgroundTasks(log)
 
     @property
     def deployments(self) -> Mapping[str, ModelDeployment]:
@@ -82,8 +91,14 @@ class Fleet:
     def publish(self) -> None:
         """Give the catalogue, the on-demand loader and the followers the present models."""
         deployments = self._deployments.values()
+        for deployment in deployments:
+            deployment.want_adapters()
         self._catalogue.replace(
-            [one.model(discovered=bool(self.discovering(one))) for one in deployments]
+            [
+                model
+                for one in deployments
+                for model in one.models(discovered=bool(self.discovering(one)))
+            ]
         )
         on_demand = (one.on_demand() for one in deployments)
         self.loader.replace([model for model in on_demand if model is not None])
@@ -92,6 +107,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop the engines that belong to no model."""
+        await self._tasks.cancel()
         await self.detached.close()
 
     # Models
@@ -122,8 +138,64 @@ class Fleet:
 
     def configure(self, deployment: ModelDeployment, model: ModelSettings) -> None:
         """Give a model new settings, which do not change its engines; `publish` follows."""
+        before, after = adapter_sources(deployment.settings), adapter_sources(model)
+        gone = {name: source for name, source in before.items() if name not in after}
         deployment.settings = model
         self._admission.open(model.name, model.queue)
+        if gone:
+            deployment.leaving_adapters = {**deployment.leaving_adapters, **gone}
+            self._tasks.start(self._unload_adapters(deployment, gone), f"adapters of {model.name}")
+
+    def announce_adapters(self, deployment: ModelDeployment, model: ModelSettings) -> None:
+        """Have a model's engines, and those that are added, load the adapters of new settings."""
+        deployment.coming_adapters = adapter_sources(model)
+        deployment.want_adapters()
+
+    def forget_adapters(self, deployment: ModelDeployment) -> None:
+        """Have a model's engines unload what was announced for settings that do not apply."""
+        deployment.coming_adapters = {}
+        deployment.want_adapters()
+
+    async def load_adapters(self, deployment: ModelDeployment, model: ModelSettings) -> list[str]:
+        """Have a model's READY engines load the adapters of new settings, before they are listed.
+
+        Returns why engines have not loaded some; those get no requests for them.
+        """
+        self.announce_adapters(deployment, model)
+        wanted = deployment.coming_adapters
+        engines = [one.engine for one in deployment.all_engines]
+
+        def is_pending(engine: Engine, name: str, source: str | None) -> bool:
+            state = engine.adapters.get(name)
+            if engine.state is not EngineState.READY:
+                return False
+            if state is None or (state.source or source) != source:
+                return True
+            return state.phase is AdapterPhase.LOADING
+
+        def settled() -> bool:
+            return not any(is_pending(engine, *one) for one in wanted.items() for engine in engines)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ADAPTERS_S):
+                await self._catalogue.changes.wait_for(settled)
+        deployment.coming_adapters = {}
+        return [
+            f"{engine.name} has not loaded adapter {name}: "
+            f"{(state and state.reason) or 'it takes longer'}"
+            for engine in engines
+            if engine.state is EngineState.READY
+            for name, source in wanted.items()
+            if not engine.has_adapter(name, source)
+            for state in (engine.adapters.get(name),)
+        ]
+
+    async def _unload_adapters(self, deployment: ModelDeployment, gone: AdapterSources) -> None:
+        """Let go of adapters that were removed, once requests for them have had time to end."""
+        await asyncio.sleep(self.drain_s)
+        left = deployment.leaving_adapters.items()
+        deployment.leaving_adapters = {n: source for n, source in left if n not in gone}
+        deployment.want_adapters()
 
     def withdraw(self, names: Collection[str]) -> list[ModelDeployment]:
         """Take models out and return them; `publish` follows, and `retire` for each."""

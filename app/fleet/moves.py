@@ -33,7 +33,8 @@ from app.continuation import compatible
 from app.fleet.deployment import DeployedEngine, ModelDeployment
 from app.fleet.engine_plan import EngineConfig, EnginePlan
 from app.routing import Replica
-from engines.base import EngineState
+from engines.adapters import AdapterPhase
+from engines.base import Engine, EngineState
 from engines.spec import ManagedSpec
 
 log = logging.getLogger(__name__)
@@ -102,8 +103,18 @@ def has_alternative(replica: Replica, others: Iterable[Replica]) -> bool:
     return any(
         other.engine.state is EngineState.READY
         and compatible(replica.engine.facts, other.engine.facts)
+        and _has_adapters_of(replica.engine, other.engine)
         for other in others
         if other is not replica
+    )
+
+
+def _has_adapters_of(engine: Engine, other: Engine) -> bool:
+    """Return whether the other engine has each adapter for which streams may run at an engine."""
+    return all(
+        other.has_adapter(name, adapter.source)
+        for name, adapter in engine.adapters.items()
+        if adapter.phase is AdapterPhase.LOADED
     )
 
 

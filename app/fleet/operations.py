@@ -38,8 +38,14 @@ class ModelOperations:
         """Start an operation on a model or an engine, or return the running one of this kind.
 
         It continues when its callers are canceled, so shield the task; it raises EngineUnavailable
-        and Conflict. Raises Conflict while an operation of another kind is running.
+        and Conflict. Raises Conflict while an operation of another kind is running, and for an
+        adapter.
         """
+        model = self._catalogue.get(name)
+        if model is not None and model.parent is not None:
+            raise errors.Conflict(
+                f"{name} is an adapter of {model.parent}, whose engines it shares: {verb} that one"
+            )
         before, task = self._operations.get(name, (verb, None))
         if before != verb:
             raise errors.Conflict(f"{name}: {before} is under way; try again when it is done")

@@ -8,7 +8,7 @@ an engine. `Builder.place` checks the GPUs of a spec.
 import asyncio
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from engines.gpu import (
 )
 from engines.guard import scratch
 from engines.interpreter import InterpreterFault
+from engines.plan import find_adapter_fault
 from engines.process import SOCKET
 from engines.ray import (
     Cluster,
@@ -58,11 +59,13 @@ def run_preflight(
     configs: Sequence[EngineConfig],
     builder: Builder,
     ended: threading.Event | None = None,
+    *,
+    with_adapters: Collection[str] = (),
 ) -> PreflightResult:
     """Check the engines of `settings` that are to be started. Blocks.
 
-    Flags are not checked for another launcher than vLLM's; the check is given up when `ended` is
-    set.
+    The adapters of the models named in `with_adapters` are checked too. Flags are not checked for
+    another launcher than vLLM's; the check is given up when `ended` is set.
     """
     local = [(config.name, config.spec) for config in configs if isinstance(config.spec, LocalSpec)]
     specs = list({id(spec): spec for _, spec in local}.values())
@@ -71,6 +74,7 @@ def run_preflight(
         for spec in specs
         if (fault := spec.missing_model())
     ]
+    faults += _unusable_adapters(settings, with_adapters)
     on_sockets = [name for name, spec in local if not isinstance(spec, InProcessSpec)]
     faults += _long_paths(settings, on_sockets)
     notes = [
@@ -118,6 +122,23 @@ def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
             f"the path of a socket, {path}, has {length} bytes, at most "
             f"{scratch.MAX_SOCKET_PATH} are possible: choose a shorter directory",
         )
+
+
+def _unusable_adapters(settings: Settings, models: Collection[str]) -> Iterator[str]:
+    """Yield the faults of adapters that engines here cannot load."""
+    for number, model in enumerate(settings.models):
+        if model.name not in models:
+            continue
+        specs = [spec for spec in model.engines if isinstance(spec, LocalSpec)]
+        for place, adapter in enumerate(model.adapters or ()):
+            faults = (
+                fault
+                for spec in specs
+                if adapter.source is not None
+                if (fault := find_adapter_fault(spec, adapter.source)) is not None
+            )
+            if (first := next(faults, None)) is not None:
+                yield settings.source.fault(("models", number, "adapters", place, "source"), first)
 
 
 def _place_of_model(spec: LocalSpec) -> str:

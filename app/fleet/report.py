@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import chain
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PlainSerializer
 
 from app.routing import Catalogue, Model, Replica
 from app.telemetry.metrics import EngineFigures
-from engines.base import EngineFacts, EngineState
+from engines.adapters import AdapterPhase
+from engines.base import Engine, EngineFacts, EngineState
 from engines.output import redact_command, redact_line
 
 # States of an engine, those closest to serving first.
@@ -38,6 +40,12 @@ class Progress(BaseModel):
     total: int | None
 
 
+class AdapterRow(BaseModel):
+    name: str
+    state: AdapterPhase
+    reason: str | None = Field(description="Why it failed, and what to do about it.")
+
+
 class EngineRow(BaseModel):
     name: str
     model: str
@@ -61,6 +69,9 @@ class EngineRow(BaseModel):
     pid: int | None = Field(description="Process ID of its API server, if that is a local process.")
     memory_gib: float | None
     runs: str = Field(description="Its command line or address, without secrets.")
+    adapters: list[AdapterRow] = Field(
+        default_factory=list, description="LoRA adapters that it has or should have."
+    )
 
     @classmethod
     def of(cls, model: Model, replica: Replica) -> Self:
@@ -84,6 +95,14 @@ class EngineRow(BaseModel):
             pid=engine.pid,
             memory_gib=engine.memory_gib,
             runs=redact_command(engine.describe()),
+            adapters=[
+                AdapterRow(
+                    name=name,
+                    state=adapter.phase,
+                    reason=None if adapter.reason is None else _redacted(adapter.reason),
+                )
+                for name, adapter in engine.adapters.items()
+            ],
         )
 
 
@@ -138,12 +157,20 @@ class ModelRow(BaseModel):
     last_error: str | None = Field(
         description="Reason of the failure; null unless its state is failed."
     )
+    parent: str | None = Field(None, description="Of a LoRA adapter: the model that it is for.")
 
     @classmethod
     def of(cls, model: Model, activity: Activity) -> Self:
         """Return the row of a model."""
         engines = [replica.engine for replica in model.replicas]
-        state = min((e.state for e in engines), key=CLOSENESS.index, default=EngineState.STOPPED)
+        states = (_state_of(model, engine) for engine in engines)
+        state = min(states, key=CLOSENESS.index, default=EngineState.STOPPED)
+        faults = (
+            f"{engine.name}: {adapter.reason}"
+            for engine in engines
+            if (adapter := engine.adapters.get(model.name)) is not None
+            if adapter.reason is not None
+        )
         errors = (_redacted(e.last_error) for e in engines if e.last_error is not None)
         elapsed_s = activity.loading_s
         loading = elapsed_s is not None and Loading(
@@ -162,36 +189,46 @@ class ModelRow(BaseModel):
             waiting=activity.waiting,
             under_way=activity.under_way,
             loading=loading or None,
-            last_error=next(errors, None) if state is EngineState.FAILED else None,
+            last_error=next(chain(map(_redacted, faults), errors), None)
+            if state is EngineState.FAILED
+            else None,
+            parent=model.parent,
         )
+
+
+def _state_of(model: Model, engine: Engine) -> EngineState:
+    """Return the state of an engine for a model; of an adapter, whether that is loaded there."""
+    if model.parent is None or engine.state is not EngineState.READY:
+        return engine.state
+    if engine.has_adapter(model.name, model.adapter_source):
+        return EngineState.READY
+    is_loading = engine.is_loading(model.name, model.adapter_source)
+    return EngineState.STARTING if is_loading else EngineState.FAILED
 
 
 def engine_rows(catalogue: Catalogue) -> list[EngineRow]:
     """Return the rows of all engines, in the order of the configuration."""
-    return [
-        EngineRow.of(model, replica) for model in catalogue.models for replica in model.replicas
-    ]
+    return [EngineRow.of(model, replica) for model, replica in catalogue.replicas()]
 
 
 def engine_figures(catalogue: Catalogue) -> Iterator[EngineFigures]:
     """Yield the figures of every engine for the metrics."""
-    for model in catalogue.models:
-        for replica in model.replicas:
-            engine, facts = replica.engine, replica.engine.facts
-            yield EngineFigures(
-                model=model.name,
-                engine=engine.name,
-                restarts=engine.restarts,
-                version=facts.version,
-                architecture=facts.architecture,
-                dtype=facts.dtype,
-                quantization=facts.quantization,
-                attention_backend=facts.attention_backend,
-                max_model_len=facts.max_model_len,
-                kv_cache_tokens=facts.kv_cache_tokens,
-                weights_gib=facts.weights_gib,
-                memory_gib=engine.memory_gib,
-            )
+    for model, replica in catalogue.replicas():
+        engine, facts = replica.engine, replica.engine.facts
+        yield EngineFigures(
+            model=model.name,
+            engine=engine.name,
+            restarts=engine.restarts,
+            version=facts.version,
+            architecture=facts.architecture,
+            dtype=facts.dtype,
+            quantization=facts.quantization,
+            attention_backend=facts.attention_backend,
+            max_model_len=facts.max_model_len,
+            kv_cache_tokens=facts.kv_cache_tokens,
+            weights_gib=facts.weights_gib,
+            memory_gib=engine.memory_gib,
+        )
 
 
 def _rfc3339(seconds: float) -> str:

@@ -190,6 +190,7 @@ class Rollout:
 
     def _build(self, config: EngineConfig) -> DeployedEngine:
         [built] = self._fleet.build(self._deployment.name, (config,))
+        self._deployment.want_adapters(built.engine)
         return built
 
     def _put_in_place_of(self, old: DeployedEngine, new: DeployedEngine) -> None:

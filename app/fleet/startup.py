@@ -61,12 +61,13 @@ def build_models(
 def catalogue_of(settings: Settings, builder: Builder) -> Catalogue:
     """Return the models of a configuration. Raises what `create_app` does."""
     tracer_for(settings.traces)
-    return Catalogue([deployment.model() for deployment in build_models(settings, builder, {})])
+    deployments = build_models(settings, builder, {})
+    return Catalogue([model for deployment in deployments for model in deployment.models()])
 
 
 def eager_memory_gib(catalogue: Catalogue) -> float:
     """Return the memory here of the engines that are always loaded, as far as it is known."""
-    engines = (r.engine for m in catalogue.models if not m.on_demand for r in m.replicas)
+    engines = (r.engine for m, r in catalogue.replicas() if not m.on_demand)
     return sum(e.memory_gib or 0.0 for e in engines if not e.capabilities.elsewhere)
 
 
@@ -134,9 +135,12 @@ class EngineLifecycle:
         Those are the engines of an earlier gateway and remote ones. A model needs one of them:
         until then its requests would be refused that a moment later are served.
         """
-        models = [model for model in self._catalogue.models if not model.on_demand]
-        if keeps := self._keep_engines:
-            models = list(self._catalogue.models)
+        keeps = self._keep_engines
+        models = [
+            model
+            for model in self._catalogue.models
+            if model.parent is None and (keeps or not model.on_demand)
+        ]
         running = [
             [
                 replica.engine
@@ -171,9 +175,8 @@ class EngineLifecycle:
     async def _start_all(self) -> None:
         catalogue = self._catalogue
         await stop_unconfigured(self._run_dir, {engine.name for engine in catalogue.engines})
-        eager = [model for model in catalogue.models if not model.on_demand]
         await asyncio.gather(
-            *(self._start(m.name, replica.engine) for m in eager for replica in m.replicas),
+            *(self._start(m.name, r.engine) for m, r in catalogue.replicas() if not m.on_demand),
             *(self._adopt(name) for name in self._left_loaded()),
             self._discovered(),
         )
@@ -216,7 +219,7 @@ class EngineLifecycle:
         return [
             model.name
             for model in self._catalogue.models
-            if model.on_demand
+            if model.on_demand and model.parent is None
             if any((self._run_dir / r.engine.name / RECORD_FILE).exists() for r in model.replicas)
         ]
 
@@ -252,6 +255,5 @@ def _is_found(engines: Sequence[Engine]) -> bool:
 
 def engine_states(catalogue: Catalogue) -> Iterator[tuple[str, str, str]]:
     """Yield model, name and state of each engine."""
-    for model in catalogue.models:
-        for replica in model.replicas:
-            yield model.name, replica.engine.name, str(replica.engine.state)
+    for model, replica in catalogue.replicas():
+        yield model.name, replica.engine.name, str(replica.engine.state)

@@ -45,7 +45,7 @@ class Attempts(msgspec.Struct, eq=False):
         """Return the replica to try now. Raises errors.EngineUnavailable and EngineFailed."""
         model, request, left = self.model, self.request, self.left
         if left is None:
-            left = self.left = [*model.replicas]
+            left = self.left = [*model.able]
             if (pinned := request.pinned_engine) is not None:
                 left = self.left = [one for one in left if one.engine.name == pinned]
         if not left or self.deaths >= ATTEMPTS_AFTER_SENDING:
@@ -72,7 +72,7 @@ class Attempts(msgspec.Struct, eq=False):
         request = self.request
         fields = {
             "request_id": request.exchange.request_id,
-            "model": replica.served_name,
+            "model": self.model.name,
             "engine": replica.engine.name,
         }
         self.fault = fault
@@ -100,6 +100,8 @@ class Attempts(msgspec.Struct, eq=False):
         causes = sorted(cause for cause in blocked if cause is not None)
         if causes and None not in blocked:
             return errors.out_of_service(model.name, ", ".join(causes))
+        if model.parent is not None and any(e.state is EngineState.READY for e in engines):
+            return errors.EngineUnavailable(f"no engine has loaded the adapter {model.name!r}")
         states = sorted({str(engine.state) for engine in engines}) or ["none is known"]
         error = errors.EngineUnavailable(
             f"no engine is up for model {model.name!r} ({', '.join(states)})"

@@ -81,7 +81,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
             changes = {**changes, **more}
         if dropped:
             model_line += _dropped_line(dropped)
-        raw = plan.body.for_engine(replica.served_name, changes, dropped)
+        raw = plan.body.for_engine(self.model.served_name(replica), changes, dropped)
         priority = self.request.principal.priority if replica.by_priority else None
         engine_request = build_engine_request(self.request, raw, self.engine_id, priority)
         return EngineCall(engine_request, plan, model_line, recording, replica.fingerprint)

@@ -43,7 +43,7 @@ from app.relay.forward import Interrupted, end_stream, forward
 from app.relay.response import Truncated, as_gateway_error
 from app.relay.services import RelayServices
 from app.relay.stream import KeepAlive
-from app.routing import Replica
+from app.routing import Model, Replica
 from app.sse import DONE
 from app.usage import Usage
 from engines.base import EngineDrained, EngineError, EngineNotReady
@@ -199,15 +199,24 @@ class StreamContinuation:
                 log.warning("stream not continued: %s", error, extra=self._request.log_fields)
                 raise _Lost("no_replica") from None
         while (target := self._choose(origin)) is None:
-            model = catalogue.get(self._model)
-            if model is None or not (model.discovered or may_come(model.replicas, origin)):
+            model = self._present_model()
+            if model is None or not (
+                model.discovered or model.is_loading_adapter or may_come(model.replicas, origin)
+            ):
                 raise _Lost("no_replica")
             await catalogue.changes.next()
         return target
 
     def _choose(self, origin: Origin) -> Replica | None:
-        model = self._services.catalogue.get(self._model)
-        return None if model is None else choose_target(model.replicas, origin)
+        model = self._present_model()
+        return None if model is None else choose_target(model.able, origin)
+
+    def _present_model(self) -> Model | None:
+        """Return the model as it is now; None: it is gone, or an adapter has other weights."""
+        model, began = self._services.catalogue.get(self._model), self._calls.model
+        if model is None or model.adapter_source != began.adapter_source:
+            return None
+        return model
 
     async def _send(
         self, target: Replica, way: Replay | Verify | Repeat, interruption: Interruption

@@ -85,8 +85,8 @@ class ModelRequest(msgspec.Struct, eq=False):
         self, plan: BodyPlan, tokens: int, planned_at: float, lease: ModelLease | None = None
     ) -> None:
         """Serve the request once the model, which is loaded, has a free slot."""
-        services, name = self.services, plan.model.name
-        permit = services.admission.try_acquire(name) or await self._queue(name, tokens)
+        services, base = self.services, plan.model.base
+        permit = services.admission.try_acquire(base) or await self._queue(base, tokens)
         with permit:
             # A reload may have replaced its engines while the request waited.
             model = services.catalogue.current(plan.model)
@@ -136,7 +136,7 @@ class ModelRequest(msgspec.Struct, eq=False):
 
     async def _lease(self, model: Model, chain: FallbackChain | None) -> ModelLease:
         """Return a lease on a model that is loaded on demand. Raises what `wait` raises."""
-        lease = partial(self.services.loader.lease, model.name, self.request.principal.id)
+        lease = partial(self.services.loader.lease, model.base, self.request.principal.id)
         if chain is not None:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
         return await self.wait(LOAD_WAIT, lease())
@@ -189,7 +189,7 @@ class ModelRequest(msgspec.Struct, eq=False):
             renew = None
             if lease is not None:
                 wait_s = interrupted.recording.terms.wait_s
-                renew = partial(self._renew, lease, model.name, wait_s)
+                renew = partial(self._renew, lease, model.base, wait_s)
             continuation = StreamContinuation(
                 services, calls, result, interrupted,
                 permit=permit, renew_lease=renew,

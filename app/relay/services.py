@@ -31,10 +31,13 @@ class Forecasts:
     def of(self, model: Model) -> Forecast | None:
         """Return when a model can serve; None: nothing is known to bring it up."""
         if model.on_demand:
-            return self._loader.forecast(model.name)
+            return self._loader.forecast(model.base)
+        able = [replica.engine for replica in model.able]
         engines = [replica.engine for replica in model.replicas]
-        if any(e.state is EngineState.READY and not e.is_restarted for e in engines):
+        if any(e.state is EngineState.READY and not e.is_restarted for e in able):
             return UP
+        if model.is_loading_adapter:
+            return Forecast(None)
         starts = [start for engine in engines if (start := engine.starting) is not None]
         if not starts:
             return Forecast(None) if any(engine.is_restarted for engine in engines) else None

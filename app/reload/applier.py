@@ -82,14 +82,17 @@ class Applier:
         removed = self._fleet.withdraw(found.removed)
         reports = [ModelReport(one.name, Outcome.REMOVED) for one in removed]
         changed = [change for change in found.changed if not change.needs_engines]
+        faults = await self._load_adapters(changed)
         self._apply_settings(changed)
         await asyncio.sleep(0)  # with many models each step takes milliseconds
         await asyncio.gather(*map(self._fleet.retire, removed))
         for change in found.changed:
             if change.needs_engines:
                 if (fault := await self._change_engines(change)) is not None:
+                    self._fleet.forget_adapters(self._fleet.deployments[change.new.name])
                     reports.append(ModelReport(change.new.name, Outcome.ROLLED_BACK, fault))
                 else:
+                    faults |= await self._load_adapters([change])
                     changed.append(change)
                     self._apply_settings(changed)
         for addition in found.added:
@@ -100,10 +103,25 @@ class Applier:
                 reports.append(ModelReport(name, outcome, fault, warning))
         owners = self._owners()
         for change in changed:
-            reason = _name_conflict(change.new, owners)
+            reason = _name_conflict(change.new, owners) or faults.get(change.new.name)
             warning = self._silent_servers(change.new.name, change.plan.added)
             reports.append(ModelReport(change.new.name, Outcome.CHANGED, reason, warning))
         return tuple(reports)
+
+    async def _load_adapters(self, changed: Sequence[ModelChange]) -> dict[str, str]:
+        """Load the adapters of new settings; return why some were not, by model."""
+        coming = [change for change in changed if change.new.adapters]
+        found = await asyncio.gather(
+            *(
+                self._fleet.load_adapters(self._fleet.deployments[one.new.name], one.effective)
+                for one in coming
+            )
+        )
+        return {
+            change.new.name: "; ".join(faults)
+            for change, faults in zip(coming, found, strict=True)
+            if faults
+        }
 
     async def _discover_ahead(self, coming: Mapping[ModelDeployment, ComingChange]) -> None:
         """Discover the servers of new settings before the engines that they may replace go."""
@@ -135,17 +153,20 @@ class Applier:
         """
         name = change.new.name
         deployment = self._fleet.deployments[name]
-        for before in deployment.settings.names:
+        for before in deployment.settings.canonical_names:
             owners.pop(before, None)
         aliases = tuple(alias for alias in change.new.aliases if alias not in owners)
-        model = change.effective.model_copy(update={"aliases": aliases})
-        owners |= dict.fromkeys(model.names, name)
+        adapters = change.new.adapters
+        if adapters is not None:
+            adapters = tuple(one for one in adapters if owners.keys().isdisjoint(one.names))
+        model = change.effective.model_copy(update={"aliases": aliases, "adapters": adapters})
+        owners |= dict.fromkeys(model.canonical_names, name)
         self._fleet.configure(deployment, model)
-        return aliases == change.new.aliases
+        return aliases == change.new.aliases and adapters == change.new.adapters
 
     def _reprice(self, models: Sequence[ModelSettings]) -> None:
         usage = self._in_force.settings.usage
-        prices = {model.name: model.price for model in models}
+        prices = {name: price for model in models for name, price in model.prices.items()}
         self._adjustable.ledger.reprice(prices, usage.retention_days, usage.currency)
 
     def _silent_servers(self, model: str, added: Sequence[EngineConfig]) -> str | None:
@@ -162,13 +183,14 @@ class Applier:
     def _owners(self) -> dict[str, str]:
         """Return the names and aliases of all models, each with its model."""
         deployments = self._fleet.deployments.values()
-        return {name: one.name for one in deployments for name in one.settings.names}
+        return {name: one.name for one in deployments for name in one.settings.canonical_names}
 
     # Engines
 
     async def _change_engines(self, change: ModelChange) -> str | None:
         """Change a model's engines; return why it was rolled back."""
         deployment = self._fleet.deployments[change.new.name]
+        self._fleet.announce_adapters(deployment, change.new)
         checks: Mapping[str, OverlapCheck] = {}
         if deployment.settings.load == "on_demand":
             found = await self._check_overlaps(change, deployment)
@@ -250,7 +272,7 @@ def _name_conflict(model: ModelSettings, owners: Mapping[str, str]) -> str | Non
     """Return which of a model's names still belong to others; None: no conflict."""
     conflicts = (
         f"{name} is still a name of {owners[name]}"
-        for name in model.names
+        for name in model.canonical_names
         if owners.get(name, model.name) != model.name
     )
     return "; ".join(conflicts) or None

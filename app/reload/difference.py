@@ -298,7 +298,10 @@ def _is_fixed(config: EngineConfig) -> bool:
 def _gateway_settings(model: ModelSettings, *, local: bool) -> dict[str, object]:
     """Return the settings that no engine depends on; `local`: some engine runs here."""
     found = _settings_of(model, "")
-    del found["engines"]
+    del found["engines"], found["adapters"]
+    for adapter in model.adapters or ():
+        set_here = adapter.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+        found |= flatten(set_here, f"adapters.{adapter.name}") or {f"adapters.{adapter.name}": ""}
     if model.scaling is not None:
         found |= _settings_of(model.scaling, "replicas")
     return {p: v for p, v in found.items() if not (local and p.startswith("media."))}

@@ -33,7 +33,14 @@ class ReloadPlanner:
         for vLLM's parser.
         """
         preflighted = run_preflight(
-            found.new, [config for _, config in found.starts()], self._builder, closed
+            found.new,
+            [config for _, config in found.starts()],
+            self._builder,
+            closed,
+            with_adapters={
+                *(change.new.name for change in found.changed),
+                *(addition.model.name for addition in found.added),
+            },
         )
         faults = list(preflighted.faults)
         for note in preflighted.notes:

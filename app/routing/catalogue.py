@@ -76,12 +76,42 @@ class Model:
     continuation: ContinuationTerms | None = None
     # Its engines, or some of them, are discovered: there may be none now and one later.
     discovered: bool = False
+    # It is a LoRA adapter of this model, whose replicas and queue it has; and where engines load
+    # it from.
+    parent: str | None = None
+    adapter_source: str | None = None
     # The response header with the model's name, which is percent-encoded where necessary.
     header_line: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         line = f"x-gateway-model: {quote(self.name, safe=_VISIBLE)}\r\n"
         object.__setattr__(self, "header_line", line.encode())
+
+    @property
+    def base(self) -> str:
+        """The name of the model whose engines, loads and queue it has."""
+        return self.parent or self.name
+
+    @property
+    def able(self) -> tuple[Replica, ...]:
+        """The replicas that can serve it: of an adapter those that have loaded it."""
+        if self.parent is None:
+            return self.replicas
+        name, source = self.name, self.adapter_source
+        return tuple(r for r in self.replicas if r.engine.has_adapter(name, source))
+
+    @property
+    def is_loading_adapter(self) -> bool:
+        """True if it is an adapter that a READY engine is about to have loaded."""
+        name, source = self.name, self.adapter_source
+        return self.parent is not None and any(
+            r.engine.state is EngineState.READY and r.engine.is_loading(name, source)
+            for r in self.replicas
+        )
+
+    def served_name(self, replica: Replica) -> str:
+        """Return the name under which a replica's engine serves it."""
+        return replica.served_name if self.parent is None else self.name
 
     def serves(self, endpoint: str) -> bool:
         """Return whether any of its engines may serve an endpoint.
@@ -108,7 +138,7 @@ class Model:
     @property
     def ready(self) -> int:
         """Number of its engines that are READY."""
-        return sum(r.engine.state is EngineState.READY for r in self.replicas)
+        return sum(r.engine.state is EngineState.READY for r in self.able)
 
     @property
     def max_model_len(self) -> int | None:
@@ -168,15 +198,21 @@ class Catalogue:
             raise ModelNotFound(f"there is no model {quote_name(name)}; {_list_names(self.models)}")
         return model
 
+    def replicas(self) -> Iterator[tuple[Model, Replica]]:
+        """Yield every replica once, with the model that it was built for."""
+        for model in self.models:
+            if model.parent is None:
+                for replica in model.replicas:
+                    yield model, replica
+
     def find_replica(self, engine: str) -> tuple[Model, Replica]:
         """Return the replica with an engine of this name, and its model.
 
         Raises RouteNotFound, which lists the engines.
         """
-        for model in self.models:
-            for replica in model.replicas:
-                if replica.engine.name == engine:
-                    return model, replica
+        for model, replica in self.replicas():
+            if replica.engine.name == engine:
+                return model, replica
         raise RouteNotFound(f"there is no engine {quote_name(engine)}; {_list_names(self.engines)}")
 
     def names(self) -> Iterator[tuple[str, Model]]:
@@ -197,7 +233,7 @@ class Catalogue:
 
     @property
     def engines(self) -> list[Engine]:
-        return [replica.engine for model in self.models for replica in model.replicas]
+        return [replica.engine for _, replica in self.replicas()]
 
 
 def quote_name(name: str) -> str:

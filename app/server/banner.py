@@ -20,6 +20,8 @@ def banner(application: Application, port: int, key: str | None) -> str:
     lines = ["", f"vllm-gateway serves on {url}", *_exposure(settings.server), ""]
     for model in models:
         also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
+        if model.parent is not None:
+            also += f", adapter of {model.parent}"
         ready = f"{model.ready} of {len(model.replicas)} engines ready"
         if model.on_demand and not model.ready:
             ready = "loads at the first request"

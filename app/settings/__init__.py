@@ -25,6 +25,7 @@ from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
 from app.settings.log_names import LogName, check_log_name
 from app.settings.models import (
+    AdapterSettings,
     MediaSettings,
     ModelSettings,
     PriceSettings,
@@ -53,6 +54,7 @@ __all__ = (
     "NO_LIMITS",
     "SECRETS",
     "STORED_KEY_PREFIX",
+    "AdapterSettings",
     "AlertsSettings",
     "AuthSettings",
     "ConfigError",

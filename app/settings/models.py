@@ -7,7 +7,19 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings
-from engines.spec import EngineSpec, PlacedError, RaySpec, RemoteSpec, ReplicaRange, SpecModel
+from engines.spec import (
+    LORA_FLAG,
+    MAX_ADAPTERS,
+    MAX_ADAPTERS_FLAG,
+    EngineSpec,
+    InProcessSpec,
+    ManagedSpec,
+    PlacedError,
+    RaySpec,
+    RemoteSpec,
+    ReplicaRange,
+    SpecModel,
+)
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 
@@ -109,6 +121,39 @@ def _unquoted(value: object) -> object:
 
 
 Continuation = Annotated[Literal["exact", "off"], BeforeValidator(_unquoted)]
+
+
+class AdapterSettings(SpecModel):
+    """A LoRA adapter of the model, which clients request as a model of its own.
+
+    Whatever it does not set is that of its model: the queue, the bounds, the isolation and so on.
+    """
+
+    name: ModelName = Field(
+        description="Name that clients send as model, and under which engines serve the adapter."
+    )
+    aliases: tuple[ModelName, ...] = Field((), description="Other names of the same adapter.")
+    source: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory or Hugging Face repository of the adapter, in PEFT's format. "
+        "Engines that the gateway runs load it from there. Not needed for remote servers, which "
+        "have loaded it themselves.",
+    )
+    limits: LimitSettings = Field(
+        NO_LIMITS, description="Limits of the adapter for all keys together."
+    )
+    fallbacks: tuple[ModelName, ...] = Field(
+        (), description="Models or adapters that serve a request when no engine can; as for models."
+    )
+    price: PriceSettings | None = Field(
+        None, description="Prices per million tokens. Default: those of the model."
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.name, *self.aliases)
 
 
 class ModelSettings(SpecModel):
@@ -219,6 +264,13 @@ class ModelSettings(SpecModel):
         "at another engine. The gateway keeps four bytes per token.",
     )
     price: PriceSettings = PriceSettings()
+    adapters: tuple[AdapterSettings, ...] | None = Field(
+        None,
+        description="LoRA adapters of the model. Engines that the gateway runs are started with "
+        "--enable-lora, and load each adapter before they take requests; a reload adds and removes "
+        "adapters without a restart. An empty list starts engines that adapters can be added to "
+        "later. Default: none, and engines without LoRA.",
+    )
     engines: tuple[EngineSpec, ...] = Field(
         min_length=1, description="Engines that serve the model."
     )
@@ -234,6 +286,34 @@ class ModelSettings(SpecModel):
         elif self.idle_unload_s is not None:
             raise ValueError("idle_unload_s needs load: on_demand")
         return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if self.adapters is None:
+            return self
+        for number, spec in enumerate(self.engines):
+            if isinstance(spec, InProcessSpec):
+                raise PlacedError(
+                    "adapters need another kind of engine, such as process", "engines", number
+                )
+            if isinstance(spec, ManagedSpec):
+                self._check_adapter_flags(number, spec, len(self.adapters))
+        managed = any(isinstance(spec, ManagedSpec) for spec in self.engines)
+        for number, adapter in enumerate(self.adapters):
+            if managed and adapter.source is None:
+                message = "is needed: engines load the adapter from there"
+                raise PlacedError(message, "adapters", number, "source")
+        return self
+
+    @staticmethod
+    def _check_adapter_flags(number: int, spec: ManagedSpec, adapters: int) -> None:
+        place = ("engines", number, "args")
+        if spec.args.get(LORA_FLAG) is False:
+            raise PlacedError("adapters of the model need it", *place, LORA_FLAG)
+        most = spec.args.get(MAX_ADAPTERS_FLAG, MAX_ADAPTERS)
+        if isinstance(most, int) and adapters > most:
+            message = f"the model has {adapters} adapters, the engine keeps {most}: set it higher"
+            raise PlacedError(message, *place, MAX_ADAPTERS_FLAG)
 
     @model_validator(mode="after")
     def _check_scaling(self) -> Self:
@@ -281,6 +361,18 @@ class ModelSettings(SpecModel):
             for spec in self.engines
             if isinstance(spec, RemoteSpec) and spec.discover is not None
         )
+
+    @property
+    def canonical_names(self) -> dict[str, str]:
+        """Every name and alias, adapters' included, with the name of its model or adapter."""
+        named: tuple[ModelSettings | AdapterSettings, ...] = (self, *(self.adapters or ()))
+        return {name: one.name for one in named for name in one.names}
+
+    @property
+    def prices(self) -> dict[str, PriceSettings]:
+        """The prices of the model and of each adapter, by name."""
+        adapters = self.adapters or ()
+        return {self.name: self.price} | {one.name: one.price or self.price for one in adapters}
 
     @property
     def names(self) -> tuple[str, ...]:

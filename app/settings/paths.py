@@ -58,13 +58,14 @@ def anchor_engine_paths(data: dict[str, Any], directory: Path) -> None:
     tls = ray.get("tls") if isinstance(ray, dict) else None
     if isinstance(tls, dict) and isinstance(tls.get("ca_file"), str):
         tls["ca_file"] = str(_below(directory, Path(tls["ca_file"])))
-    for engine in _mappings(model.get("engines") for model in _mappings([data.get("models")])):
+    models = list(_mappings([data.get("models")]))
+    for adapter in _mappings(model.get("adapters") for model in models):
+        _anchor(adapter, "source", directory)
+    for engine in _mappings(model.get("engines") for model in models):
         if engine.get("kind") == "container":
             _anchor_volumes(engine, directory)
             continue
-        model = engine.get("model")
-        if isinstance(model, str) and not _is_repository(model, directory):
-            engine["model"] = str(_below(directory, Path(model)))
+        _anchor(engine, "model", directory)
         if engine.get("kind") == "process" and isinstance(engine.get("python"), str):
             engine["python"] = str(_below(directory, Path(expanduser(engine["python"]))))
         discover = engine.get("discover")
@@ -82,6 +83,13 @@ def _anchor_volumes(engine: dict[str, Any], directory: Path) -> None:
             else volume
             for volume in volumes
         ]
+
+
+def _anchor(values: dict[str, Any], name: str, directory: Path) -> None:
+    """Change a member that is a relative path and no repository."""
+    path = values.get(name)
+    if isinstance(path, str) and not _is_repository(path, directory):
+        values[name] = str(_below(directory, Path(path)))
 
 
 def _is_repository(model: str, directory: Path) -> bool:

@@ -16,7 +16,7 @@ from app.settings.console import ConsoleSettings
 from app.settings.containers import ContainersSettings
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.limits import LimitsSettings
-from app.settings.models import ModelSettings
+from app.settings.models import AdapterSettings, ModelSettings
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, SECTION_SECRETS, KeyDigest, KeyDigests
 from app.settings.server import ServerSettings
@@ -103,15 +103,20 @@ class Settings(_Layered):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        seen: set[str] = set()
+        named: list[tuple[tuple[str | int, ...], ModelSettings | AdapterSettings]] = []
         for number, model in enumerate(self.models):
-            for name in model.names:
+            named.append((("models", number), model))
+            for place, adapter in enumerate(model.adapters or ()):
+                named.append((("models", number, "adapters", place), adapter))
+        seen: set[str] = set()
+        for where, found in named:
+            for name in found.names:
                 if name in seen:
-                    raise PlacedError(f"two models answer to the name {name!r}", "models", number)
+                    raise PlacedError(f"two models answer to the name {name!r}", *where)
                 seen.add(name)
-        fallbacks = {model.name: model.fallbacks for model in self.models}
-        if fault := find_fallback_fault(fallbacks):
-            raise PlacedError(fault.message, "models", fault.model, "fallbacks", *fault.place)
+        if fault := find_fallback_fault({found.name: found.fallbacks for _, found in named}):
+            where, _ = named[fault.model]
+            raise PlacedError(fault.message, *where, "fallbacks", *fault.place)
         for number, model in enumerate(self.models):
             for engine, spec in enumerate(model.engines):
                 inherited = spec.inherit_env if isinstance(spec, ManagedSpec) else ()

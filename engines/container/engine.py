@@ -36,6 +36,8 @@ class ContainerEngine(SupervisedEngine):
         gpus: Sequence[int] | None = None,
         accelerator: Callable[[], Accelerator] = HostMemory,
         mark: str | None = None,
+        lora: bool = False,
+        find_adapter_fault: Callable[[str], str | None] = lambda path: None,
     ) -> None:
         """`socket` is the daemon's; `gpus` are given to the container. Others: `ProcessEngine`."""
         command = server_flags(
@@ -43,6 +45,7 @@ class ContainerEngine(SupervisedEngine):
             served_name=served_name,
             socket=f"{SOCKET_TARGET}/{SOCKET}",
             media_domains=media_domains,
+            lora=lora,
         )
         launch = Launch(
             name=name,
@@ -53,6 +56,7 @@ class ContainerEngine(SupervisedEngine):
             env={},
             keep=keep,
             withheld=withheld,
+            lora=lora,
             origin=None
             if mark is None
             else LaunchOrigin(mark, None if gpus is None else tuple(gpus)),
@@ -65,6 +69,7 @@ class ContainerEngine(SupervisedEngine):
             client=Http1Client(address, spec.timeouts),
             control=Http1Client(address, spec.timeouts),
             turn=turn,
+            find_adapter_fault=find_adapter_fault,
         )
 
     def describe(self) -> str:

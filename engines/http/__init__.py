@@ -8,7 +8,7 @@ response in flight, also of an engine in this process. `probe` sends the gateway
 from engines.http.address import Address, identify
 from engines.http.client import Http1Client
 from engines.http.probe import EngineProbe, scrape_metrics
-from engines.http.response import ResponseBody
+from engines.http.response import ResponseBody, read_body
 
 __all__ = [
     "Address",
@@ -16,5 +16,6 @@ __all__ = [
     "Http1Client",
     "ResponseBody",
     "identify",
+    "read_body",
     "scrape_metrics",
 ]

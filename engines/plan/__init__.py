@@ -5,6 +5,7 @@
 them together, `plan_text` says it in lines.
 """
 
+from engines.plan.adapter import find_adapter_fault
 from engines.plan.engine_memory import engine_memory
 from engines.plan.faults import PlanError
 from engines.plan.memory_plan import (
@@ -22,6 +23,7 @@ __all__ = [
     "PlanError",
     "PlanOptions",
     "engine_memory",
+    "find_adapter_fault",
     "media_of_model",
     "options_of",
     "plan_lines",

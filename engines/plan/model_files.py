@@ -89,7 +89,7 @@ def read_model_files(model: str) -> ModelFiles:
             f"{directory} holds no {CONFIG}, so its architecture is not known: give the directory "
             "of a model in the format of Hugging Face"
         )
-    config = _read_object(directory / CONFIG, MAX_CONFIG_BYTES)
+    config = read_object(directory / CONFIG, MAX_CONFIG_BYTES)
     weights = _weight_names(directory, names)
     tensors = tuple(_read_tensors(directory, weights))
     unread = next((name for name in names if name.endswith(OTHER_WEIGHTS)), None)
@@ -98,7 +98,7 @@ def read_model_files(model: str) -> ModelFiles:
 
 def read_config(model: str) -> Mapping[str, object]:
     """Return the config.json of a directory, or of a repository in the cache. Raises PlanError."""
-    return _read_object(find_directory(model) / CONFIG, MAX_CONFIG_BYTES)
+    return read_object(find_directory(model) / CONFIG, MAX_CONFIG_BYTES)
 
 
 def find_directory(model: str) -> Path:
@@ -141,7 +141,7 @@ def _weight_names(directory: Path, names: list[str]) -> list[str]:
     """Return the files that vLLM would load: those of the index, else all."""
     found = [name for name in names if name.endswith(SUFFIX)]
     if INDEX in names:
-        placed = _read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
+        placed = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(placed, dict) or not all(isinstance(v, str) for v in placed.values()):
             raise PlanError(
                 f"{directory / INDEX}: weight_map does not name the file of each tensor"
@@ -163,7 +163,7 @@ def _weight_names(directory: Path, names: list[str]) -> list[str]:
 def _read_tensors(directory: Path, names: list[str]) -> Iterator[Tensor]:
     left, count = MAX_HEADERS_BYTES, 0
     for name in names:
-        tensors, size = _read_header(directory / name, left)
+        tensors, size = read_header(directory / name, left)
         left -= size
         count += len(tensors)
         if count > MAX_TENSORS:
@@ -171,8 +171,8 @@ def _read_tensors(directory: Path, names: list[str]) -> Iterator[Tensor]:
         yield from tensors
 
 
-def _read_header(path: Path, left: int) -> tuple[list[Tensor], int]:
-    """Return the tensors of a safetensors file and the size of its header."""
+def read_header(path: Path, left: int) -> tuple[list[Tensor], int]:
+    """Return the tensors of a safetensors file and the size of its header. Raises PlanError."""
     try:
         descriptor, size = _open(path)
         with os.fdopen(descriptor, "rb") as file:
@@ -219,7 +219,8 @@ def _are_sizes(value: object) -> TypeGuard[list[int]]:
     )
 
 
-def _read_object(path: Path, limit: int) -> dict[str, object]:
+def read_object(path: Path, limit: int) -> dict[str, object]:
+    """Return a JSON object. Raises PlanError."""
     try:
         return _parse(path, _read(path, limit))
     except OSError as error:

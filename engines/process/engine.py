@@ -84,15 +84,16 @@ def server_flags(
     served_name: str,
     socket: str,
     media_domains: Sequence[str],
+    lora: bool = False,
 ) -> list[str]:
-    """Return the flags of a vLLM server on a Unix socket."""
+    """Return the flags of a vLLM server on a Unix socket; with `lora` it takes adapters."""
     return [
         f"--model={spec.model}",
         f"--served-model-name={served_name}",
         f"--uds={socket}",
         QUIET_FLAG,
         *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
-        *spec.added_flags(media_domains),
+        *spec.added_flags(media_domains, lora=lora),
         *spec.argv(),
     ]
 
@@ -108,6 +109,7 @@ class SupervisedEngine(Engine):
         client: Http1Client,
         control: Http1Client,
         turn: asyncio.Semaphore | None,
+        find_adapter_fault: Callable[[str], str | None] = lambda path: None,
     ) -> None:
         """See `Supervisor`."""
         super().__init__(launch.name)
@@ -116,7 +118,13 @@ class SupervisedEngine(Engine):
         self._launch = launch
         self._client = client
         self._supervisor = Supervisor(
-            launch, host, self._status, client=client, control=control, turn=turn
+            launch,
+            host,
+            self._status,
+            client=client,
+            control=control,
+            turn=turn,
+            find_adapter_fault=find_adapter_fault,
         )
         self._shared = self._supervisor.shared
 
@@ -284,6 +292,8 @@ class ProcessEngine(SupervisedEngine):
         accelerator: Callable[[], Accelerator] = HostMemory,
         mark: str | None = None,
         downloads: bool = False,
+        lora: bool = False,
+        find_adapter_fault: Callable[[str], str | None] = lambda path: None,
     ) -> None:
         """`env` overrides the gateway's variables, and the spec's override `env`.
 
@@ -291,7 +301,8 @@ class ProcessEngine(SupervisedEngine):
         are fetched from `media_domains` only. `withheld` names variables that are not inherited.
         `gpus` are the GPUs that it may use (None: all); `accelerator` reads their memory and may
         block. The next gateway identifies the engine's configuration by its `mark`. `downloads`:
-        the launcher is vLLM's, which downloads models.
+        the launcher is vLLM's, which downloads models. With `lora` it takes adapters;
+        `find_adapter_fault` returns why one cannot be loaded from a path, and may block.
         """
         directory = run_dir / name
         command = [
@@ -301,6 +312,7 @@ class ProcessEngine(SupervisedEngine):
                 served_name=served_name,
                 socket=str(directory / SOCKET),
                 media_domains=media_domains,
+                lora=lora,
             ),
         ]
         launch = Launch(
@@ -313,6 +325,7 @@ class ProcessEngine(SupervisedEngine):
             keep=keep,
             withheld=withheld,
             downloads=downloads,
+            lora=lora,
             origin=None
             if mark is None
             else LaunchOrigin(mark, None if gpus is None else tuple(gpus)),
@@ -324,4 +337,5 @@ class ProcessEngine(SupervisedEngine):
             client=Http1Client(address, spec.timeouts),
             control=Http1Client(address, spec.timeouts),
             turn=turn,
+            find_adapter_fault=find_adapter_fault,
         )

@@ -13,7 +13,7 @@ from engines.base import EngineFacts
 from engines.guard import directories, scratch
 from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
 from engines.process.sleep_mode import SLEEP_ENV
-from engines.spec import ContainerSpec, ProcessSpec, RaySpec
+from engines.spec import LORA_ENV, ContainerSpec, ProcessSpec, RaySpec
 
 FACTS = "facts.json"
 ORIGIN = "origin.json"
@@ -60,6 +60,8 @@ class Launch:
     downloads: bool = False
     # What it takes of a cluster; another place needs another start.
     place: str = ""
+    # It takes LoRA adapters.
+    lora: bool = False
 
     @property
     def socket(self) -> Path:
@@ -84,7 +86,8 @@ class Launch:
     def own_env(self) -> dict[str, str]:
         """The variables that are set for this engine, whatever the gateway's environment has."""
         asleep = SLEEP_ENV if self.spec.sleep_level else {}
-        own = {**media.ENV, **asleep, **self.env, **self.spec.env}
+        lora = LORA_ENV if self.lora else {}
+        own = {**media.ENV, **asleep, **lora, **self.env, **self.spec.env}
         return own if self.python is None else {**own, **interpreter.python_path(own)}
 
     def prepare(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ from engines.output import EngineLog
 from engines.output.failure import Cause
 from engines.output.startup import StartupLog
 from engines.process import watchdog
+from engines.process.adapter_loader import AdapterLoader
 from engines.process.host import EngineHost, EngineProcesses, HostUnavailable
 from engines.process.launch import HubUnreachable, Launch
 from engines.process.shared_state import DesiredState, SharedState
@@ -86,6 +87,7 @@ class EngineRun:
         *,
         client: Http1Client,
         control: Http1Client,
+        adapters: AdapterLoader,
         engine_log: EngineLog,
         turn: asyncio.Semaphore | None,
         on_ready: Callable[[], None],
@@ -103,6 +105,7 @@ class EngineRun:
         self._status = shared.status
         self._client = client
         self._control = control
+        self._adapters = adapters
         self._probe = EngineProbe(control)
         self._log = engine_log
         self._startup = StartupLog()
@@ -137,6 +140,7 @@ class EngineRun:
     async def execute(self) -> Failure | None:
         """Run the engine; return the reason of a failure, None when it was stopped."""
         self._shared.fire(Event.START)
+        self._adapters.begin_run()
         async with contextlib.AsyncExitStack() as turn:
             # Before the first wait: engines load in the order in which they are started.
             acquiring = self._queue_for_turn(turn)
@@ -249,7 +253,8 @@ class EngineRun:
         while not self._shared.stopping:
             self.read_log()
             if self._host.listening and await self._probe.is_healthy():
-                await self._become_ready(loop.time() - began, adopted=adopted)
+                if await self._load_adapters(exited):
+                    await self._become_ready(loop.time() - began, adopted=adopted)
                 return None
             if exited.done():
                 return None
@@ -273,6 +278,22 @@ class EngineRun:
             self._download = await asyncio.to_thread(download.progress)
             await asyncio.sleep(DOWNLOAD_S)
 
+    async def _load_adapters(self, exited: asyncio.Task[int]) -> bool:
+        """Load the adapters; return False when the engine exits or is to be stopped before."""
+        if not self._launch.lora:
+            return True
+        self._phase = "loading adapters"
+        loading = asyncio.create_task(self._adapters.load())
+        try:
+            while not (loading.done() or exited.done() or self._shared.stopping):
+                await self._shared.wait_for_first(loading, exited)
+            if loading.done() and (error := loading.exception()) is not None:
+                self._logger.error(": unhandled exception while adapters load", exc_info=error)
+            return loading.done() and not exited.done()
+        finally:
+            self._phase = None
+            loading.cancel()
+
     async def _become_ready(self, seconds: float, *, adopted: bool) -> None:
         """Record what is known of the engine, and accept requests."""
         reported = await self._probe.fetch_facts()
@@ -293,6 +314,7 @@ class EngineRun:
         """Keep the engine in the desired state until it exits, fails or is to be stopped."""
         began = asyncio.get_running_loop().time()
         watching = asyncio.create_task(self._watch(guardian))
+        keeping = asyncio.create_task(self._keep_adapters())
         try:
             while not exited.done() and not self._shared.stopping:
                 if watching.done():
@@ -303,8 +325,18 @@ class EngineRun:
                 await self._shared.wait_for_first(exited, watching, *self._quiet(), change=change)
         finally:
             watching.cancel()
+            keeping.cancel()
             self.served_s = asyncio.get_running_loop().time() - began
         return None
+
+    async def _keep_adapters(self) -> None:
+        """Load and unload adapters while the engine serves."""
+        if not self._launch.lora:
+            return
+        try:
+            await self._adapters.keep()
+        except Exception:
+            self._logger.exception(": unhandled exception; its adapters stay as they are")
 
     def _quiet(self) -> list[asyncio.Future[Any]]:
         """Return a future that is done when nothing is in flight, where sleep waits for that."""
@@ -343,6 +375,8 @@ class EngineRun:
         self.load_began = began = asyncio.get_running_loop().time()
         try:
             await wake(self._control, self._shared.sleep_level, self._launch.served_name)
+            if self._shared.sleep_level == 2:
+                await self._adapters.load_again()
         except SleepFault as fault:
             return Failure(f"did not wake: {fault}")
         finally:

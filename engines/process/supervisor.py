@@ -32,12 +32,14 @@ remaining processes are ended after that.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from engines.base import EngineState, EngineStatus, Progress, Start
 from engines.http import Http1Client
 from engines.lifecycle import Event
 from engines.logs import EngineLogger
 from engines.output import EngineLog, redact_line
+from engines.process.adapter_loader import AdapterLoader
 from engines.process.host import EngineHost
 from engines.process.launch import Launch
 from engines.process.run import EngineRun, Failure
@@ -61,10 +63,12 @@ class Supervisor:
         client: Http1Client,
         control: Http1Client,
         turn: asyncio.Semaphore | None,
+        find_adapter_fault: Callable[[str], str | None] = lambda path: None,
     ) -> None:
         """`client` carries requests, `control` the gateway's own, which do not count as in flight.
 
-        `turn` is held while the engine loads.
+        `turn` is held while the engine loads. `find_adapter_fault` returns why an adapter cannot be
+        loaded from a path; it may block.
         """
         self.shared = SharedState(status, launch.spec.sleep_level or 1)
         self._status = status
@@ -75,6 +79,7 @@ class Supervisor:
         self.control = control
         self._turn = turn
         self._log = EngineLog(launch.log)
+        self._adapters = AdapterLoader(launch.name, status, control, find_adapter_fault)
         self._budget = RestartBudget(launch.spec.restart)
         self._task: asyncio.Task[None] | None = None
         self._run: EngineRun | None = None  # the present one, else the latest
@@ -217,6 +222,7 @@ class Supervisor:
             self.shared,
             client=self._client,
             control=self.control,
+            adapters=self._adapters,
             engine_log=self._log,
             turn=self._turn,
             on_ready=self._on_ready,

@@ -37,11 +37,13 @@ class RayEngine(SupervisedEngine):
         media_domains: Sequence[str] = (),
         withheld: Collection[str] = (),
         tls: RayTls | None = None,
+        lora: bool = False,
     ) -> None:
         """`launcher` runs vLLM's server on the node; default: the vLLM that is installed there.
 
         With `keep` the engine outlives the gateway. Media are fetched from `media_domains` only.
         `withheld` names variables of the node that are not inherited. Default of `tls`: plain HTTP.
+        With `lora` it takes adapters.
         """
         self._needs = place_words(needed_resources(spec), spec.nodes)
         launch = Launch(
@@ -55,13 +57,14 @@ class RayEngine(SupervisedEngine):
                 QUIET_FLAG,
                 vllm_gateway_key.FLAG,
                 *(tls.flags if tls else ()),
-                *spec.added_flags(media_domains),
+                *spec.added_flags(media_domains, lora=lora),
                 *spec.argv(),
             ),
             env={},
             keep=keep,
             withheld=withheld,
             place=self._needs,
+            lora=lora,
         )
         client = Http1Client(NOWHERE, spec.timeouts)
         control = Http1Client(NOWHERE, spec.timeouts)

@@ -8,6 +8,11 @@ from engines.spec.base import PlacedError, Restart, SpecModel, Timeouts
 from engines.spec.container import SCRATCH_TARGET, SOCKET_TARGET, ContainerSpec
 from engines.spec.local import (
     CACHED_TOKENS_FLAG,
+    LORA_ENV,
+    LORA_FLAG,
+    LORA_MODULES_FLAG,
+    MAX_ADAPTERS,
+    MAX_ADAPTERS_FLAG,
     RESERVED_FLAGS,
     FlagValue,
     InProcessSpec,
@@ -36,6 +41,11 @@ __all__ = [
     "CACHED_TOKENS_FLAG",
     "EXECUTOR_FLAG",
     "HOST_IP",
+    "LORA_ENV",
+    "LORA_FLAG",
+    "LORA_MODULES_FLAG",
+    "MAX_ADAPTERS",
+    "MAX_ADAPTERS_FLAG",
     "REPLICA_FORMS",
     "RESERVED_FLAGS",
     "SCRATCH_TARGET",

@@ -111,6 +111,14 @@ class ContainerSpec(LocalSpec):
     def model_here(self) -> None:
         """None: the directory is one in the container."""
 
+    def path_here(self, path: str) -> str | None:
+        """Return where a path in the container is here, by its volumes; None: it is not."""
+        for volume, source in zip(self.volumes, map(_directory, self.volumes), strict=True):
+            target = volume.split(":")[1].rstrip("/")
+            if source is not None and f"{path}/".startswith(f"{target}/"):
+                return f"{source}{path[len(target) :]}"
+        return None
+
     def missing_model(self) -> str | None:
         """Return the fault of a volume whose directory does not exist: Docker would make it."""
         for source in map(_directory, self.volumes):

@@ -13,6 +13,15 @@ from engines import environment, media
 from engines.output import redact_line
 from engines.spec.base import PlacedError, Restart, SpecModel, Timeouts
 
+LORA_FLAG = "enable-lora"
+LORA_MODULES_FLAG = "lora-modules"
+# Adapters that an engine keeps in CPU memory, as many as there are at most: the memory is taken for
+# those that there are. An adapter beyond them is read from disk at each request, and vLLM 0.32's
+# EngineCore dies if it is not there any more.
+MAX_ADAPTERS_FLAG, MAX_ADAPTERS = "max-cpu-loras", 128
+# vLLM has the routes that load and unload adapters only with it.
+LORA_ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+
 FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
 
 # Flags that the gateway sets itself: the engine's address, its name, and who may reach it.
@@ -21,11 +30,14 @@ RESERVED_FLAGS = frozenset(
         "model", "served-model-name", "host", "port", "uds", "api-key", "root-path", "config",
         "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "headless",
         "api-server-count", "middleware", "allowed-origins", "allow-credentials", "grpc",
-        media.FLAG,
+        media.FLAG, LORA_MODULES_FLAG,
     }
 )  # fmt: skip
 # Settings that replace a reserved flag.
-SETTINGS = {media.FLAG: "media.domains of the model"}
+SETTINGS = {
+    media.FLAG: "media.domains of the model",
+    LORA_MODULES_FLAG: "adapters of the model",
+}
 # Without it, vLLM's usage does not report the cached tokens of a prompt.
 CACHED_TOKENS_FLAG = "enable-prompt-tokens-details"
 
@@ -174,9 +186,13 @@ class ManagedSpec(SpecModel):
         """True when the engine schedules requests by their priority."""
         return self.args.get("scheduling-policy") == "priority"
 
-    def added_flags(self, media_domains: Sequence[str]) -> list[str]:
-        """Return the flags that every managed engine gets; `argv` follows them and wins."""
+    def added_flags(self, media_domains: Sequence[str], *, lora: bool = False) -> list[str]:
+        """Return the flags that managed engines get; `argv` follows them and wins."""
         flags = media.flags(media_domains)
+        if lora and LORA_FLAG not in self.args:
+            flags.append(f"--{LORA_FLAG}")
+        if lora and MAX_ADAPTERS_FLAG not in self.args:
+            flags.append(f"--{MAX_ADAPTERS_FLAG}={MAX_ADAPTERS}")
         if not {CACHED_TOKENS_FLAG, f"no-{CACHED_TOKENS_FLAG}"} & self.args.keys():
             flags.append(f"--{CACHED_TOKENS_FLAG}")
         return flags
@@ -240,6 +256,10 @@ class LocalSpec(ManagedSpec):
     def model_here(self) -> str | None:
         """The directory or repository as the gateway finds it; None: only the engine does."""
         return self.model
+
+    def path_here(self, path: str) -> str | None:
+        """Return a path of the engine's as the gateway finds it; None: only the engine does."""
+        return path
 
     def missing_model(self) -> str | None:
         """Return the fault of a `model` that is clearly a path and does not exist."""

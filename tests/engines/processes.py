@@ -28,6 +28,7 @@ def build(
     keep: bool = False,
     turn: asyncio.Semaphore | None = None,
     downloads: bool = False,
+    lora: bool = False,
     **fields: Any,
 ) -> ProcessEngine:
     """Return an engine that is not started. The caller stops it."""
@@ -43,6 +44,7 @@ def build(
         keep=keep,
         turn=turn,
         downloads=downloads,
+        lora=lora,
     )
 
 

@@ -86,7 +86,7 @@ class TestFlags:
             ({"seed": -1}, ["--seed=-1"]),
             ({"chat-template": "--host"}, ["--chat-template=--host"]),
             ({"chat-template": "a b\nc"}, ["--chat-template=a b\nc"]),
-            ({"lora-modules": ["a=b", "c=d"]}, ["--lora-modules", "a=b", "c=d"]),
+            ({"lora-target-modules": ["a=b", "c=d"]}, ["--lora-target-modules", "a=b", "c=d"]),
             ({"cuda-graph-sizes": [1, 2]}, ["--cuda-graph-sizes", "1", "2"]),
             ({"a": 1, "b": 2}, ["--a=1", "--b=2"]),
         ],
@@ -104,10 +104,10 @@ class TestFlags:
     def test_list_item_never_becomes_a_flag(self, values: list[str]) -> None:
         """An item with a leading dash ends a list in argparse: `args` could set a reserved flag."""
         try:
-            argv = process({"lora-modules": values}).argv()
+            argv = process({"lora-target-modules": values}).argv()
         except ValidationError:
             return
-        assert [word for word in argv if word.startswith("-")] == ["--lora-modules"]
+        assert [word for word in argv if word.startswith("-")] == ["--lora-target-modules"]
 
     @pytest.mark.slow
     @given(

@@ -29,6 +29,7 @@ from typing import Any, Self
 
 from engines.inside.vllm_gateway_key import RequireKey
 from tests.fakes import ranks
+from tests.fakes.adapter_routes import AdapterRoutes
 from tests.fakes.block_events import message_answer, message_events, response_events
 from tests.fakes.completion_events import (
     CREATED,
@@ -135,6 +136,8 @@ class Fake:
     # The key that /v1 asks for (VLLM_API_KEY), with the gateway's middleware every path.
     api_key: str | None = None
     guarded: bool = False
+    # With --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING.
+    adapters: AdapterRoutes | None = None
     # A process ends for real when it is killed.
     is_process: bool = False
 
@@ -256,7 +259,12 @@ class Fake:
         if path == "/v1/models":
             card: dict[str, Any] = {"id": self.model, "object": "model", "root": "/secret/path"}
             card["max_model_len"] = self.max_model_len
-            return self.plain(writer, json.dumps({"object": "list", "data": [card]}).encode())
+            cards = [card, *(self.adapters.cards() if self.adapters else ())]
+            return self.plain(writer, json.dumps({"object": "list", "data": cards}).encode())
+        if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            if self.adapters is None:
+                return self.plain(writer, b'{"detail":"Not Found"}', 404)
+            return self.plain(writer, *self.adapters.answer(path, self._parse(request)))
         if path == "/openapi.json":
             routes: dict[str, Any] = {route: {} for route in ROUTES if self._has(route)}
             return self.plain(writer, json.dumps({"paths": routes}).encode())
@@ -399,7 +407,8 @@ class Fake:
         """Answer as the fake's model does."""
         if self.dead:
             return self.plain(writer, json.dumps(DEAD).encode(), 500)
-        if body.get("model") != self.model:
+        adapters = () if self.adapters is None else self.adapters.paths
+        if body.get("model") != self.model and body.get("model") not in adapters:
             error = {"message": "no such model", "type": "NotFoundError", "code": 404}
             return self.plain(writer, json.dumps({"error": error}).encode(), 404)
         if path == BATCH:
@@ -441,7 +450,7 @@ class Fake:
         if interval := body.get("stream_interval"):
             widths = (1, *[interval] * 1000)
         return Reply(
-            self.model,
+            body["model"],
             id=name,
             created=self.created,
             parses=self.parses,
@@ -633,6 +642,8 @@ async def _main(options: argparse.Namespace) -> None:
     if options.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
         fake.sleep_mode = options.fake_sleep
         fake.load_weights()
+    if options.enable_lora and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1":
+        fake.adapters = AdapterRoutes(fake.model)
     fake.api_key = os.environ.get("VLLM_API_KEY")
     if options.nnodes > 1:
         await ranks.lead(options, lambda: setattr(fake, "fault", "hang"))
@@ -678,6 +689,8 @@ if __name__ == "__main__":
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--allowed-media-domains", nargs="+")
     parser.add_argument("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-cpu-loras", type=int)
     parser.add_argument("--disable-access-log-for-endpoints")
     parser.add_argument("--fake-sleep", default="ok")
     # What happens to a stream, as KIND:TOKENS, and a file that says that it has happened.

@@ -115,6 +115,7 @@ class Member:
         terms = self._terms
         [new] = terms.fleet.build(terms.deployment.name, (config,))
         engine = new.engine
+        terms.deployment.want_adapters(engine)
         self._begun = new
         engine.changes.forward_to(self._changes)
         try:

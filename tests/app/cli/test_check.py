@@ -160,6 +160,13 @@ def test_invalid_url_is_not_shown() -> None:
     assert without_password("redis://:canary@[::1/0") == "redis://***"
 
 
+def test_adapters_are_shown_and_counted() -> None:
+    adapters = [{"name": "legal", "aliases": ["law"]}, {"name": "pirate"}]
+    lines = check(REMOTE, adapters=adapters)
+    assert "  adapter legal, law: loaded by its servers" in lines
+    assert lines[-1] == "gateway.yaml is valid: 1 model, 2 adapters, 1 engine"
+
+
 def test_skipped_check_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> None:
         raise ParserUnavailable("vLLM gave no answer in 120 s")

@@ -126,6 +126,37 @@ WRONG = {
         GOOD.replace("model: m", "model: ./models/demo"),
         ":5: model demo: engines[0].model: model directory ./models/demo does not exist",
     ),
+    "adapters by a flag": Wrong(
+        _engine("args: {lora-modules: [legal=/loras/legal]}"),
+        ":6: model demo: engines[0].args.lora-modules: is set by the gateway; use adapters of the "
+        "model",
+    ),
+    "adapters in the gateway's process": Wrong(
+        GOOD.replace("process", "in_process") + "    adapters: [{name: a, source: a/b}]\n",
+        ":4: model demo: engines[0]: adapters need another kind of engine, such as process",
+    ),
+    "adapter without a source": Wrong(
+        GOOD + "    adapters: [{name: a}]\n",
+        ":6: model demo: adapters[0].source: is needed: engines load the adapter from there",
+    ),
+    "adapter that is not there": Wrong(
+        GOOD + "    adapters: [{name: a, source: /no/a}]\n",
+        ":6: model demo: adapters[0].source: adapter directory /no/a does not exist",
+    ),
+    "adapter with the name of a model": Wrong(
+        GOOD + "    adapters: [{name: demo, source: a/b}]\n",
+        ":6: model demo: adapters[0]: two models answer to the name 'demo'",
+    ),
+    "adapters of an engine without LoRA": Wrong(
+        _engine("args: {enable-lora: false}") + "    adapters: [{name: a, source: a/b}]\n",
+        ":6: model demo: engines[0].args.enable-lora: adapters of the model need it",
+    ),
+    "more adapters than the engine keeps": Wrong(
+        _engine("args: {max-cpu-loras: 1}")
+        + "    adapters: [{name: a, source: a/b}, {name: b, source: a/b}]\n",
+        ":6: model demo: engines[0].args.max-cpu-loras: the model has 2 adapters, the engine keeps "
+        "1: set it higher",
+    ),
     "word for the number of GPUs": Wrong(
         _engine("gpus: all"),
         ":6: model demo: engines[0].gpus: must be auto, a number of GPUs or a list of indices "

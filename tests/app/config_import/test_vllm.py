@@ -100,7 +100,7 @@ def test_other_commands_have_a_note() -> None:
         ("--seed -1", {"seed": -1}),
         ("--revision 007", {"revision": "007"}),
         ("--dtype=bfloat16", {"dtype": "bfloat16"}),
-        ("--lora-modules a=/a b=/b", {"lora-modules": ["a=/a", "b=/b"]}),
+        ("--lora-target-modules o_proj k_proj", {"lora-target-modules": ["o_proj", "k_proj"]}),
         ("--cudagraph-capture-sizes 1 2 4", {"cudagraph-capture-sizes": ["1", "2", "4"]}),
         ('--limit-mm-per-prompt \'{"image": 2}\'', {"limit-mm-per-prompt": {"image": 2}}),
         ("--hf-overrides.max_position_embeddings 99 --hf-overrides.rope.type x",
@@ -171,6 +171,19 @@ def test_names_address_and_origins_are_imported(check: Check) -> None:
     assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8081)
     assert settings.server.cors_origins == ("https://a.example",)
     assert model.media.domains == ("images.example.com",)
+
+
+def test_adapters_are_imported(check: Check) -> None:
+    imported = from_vllm(
+        "docker run -v /srv/loras:/loras vllm/vllm-openai --model /m --served-model-name m "
+        """--enable-lora --lora-modules a=/loras/a '{"name": "b", "path": "owner/b"}' '{' c= d=$D"""
+    )
+    [model] = check(imported).models
+    assert [(one.name, one.source) for one in model.adapters or ()] == [
+        ("a", "/srv/loras/a"),
+        ("b", "owner/b"),
+    ]
+    assert notes(imported).count("--lora-modules: an adapter is left out: ") == 3
 
 
 def test_invalid_port_has_a_note(check: Check) -> None:

@@ -32,4 +32,4 @@ def test_media_are_read_of_a_model_that_is_here(
     config = EngineConfig("demo-0", settings.engines[0])
     deployed = DeployedEngine(config, Replica(FakeEngine("demo-0"), "demo"))
 
-    assert ModelDeployment(settings, [deployed]).model().read_media() == taken
+    assert ModelDeployment(settings, [deployed]).models()[0].read_media() == taken

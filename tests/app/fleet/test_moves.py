@@ -1,6 +1,7 @@
 """Which streams leave an engine that is going to stop, and when."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from app.fleet.moves import (
 )
 from app.routing import Replica
 from app.settings import ModelSettings
+from engines.adapters import AdapterPhase, AdapterState
 from engines.base import EngineFacts, EngineState
 from engines.spec import ProcessSpec, RemoteSpec
 from tests.app.fleet.streams import FakeStream
@@ -63,6 +65,15 @@ class TestWhoCanGoOn:
     @pytest.mark.parametrize("state", [one for one in EngineState if one is not EngineState.READY])
     def test_no_engine_that_is_not_ready(self, state: EngineState) -> None:
         assert not has_alternative(replica(), (replica("demo-1", state=state),))
+
+    def test_engine_with_the_adapters_of_streams(self) -> None:
+        old, other = replica(), replica("demo-1")
+        loaded = AdapterState("/loras/legal", AdapterPhase.LOADED)
+        old.engine._status.note_adapter("legal", loaded)
+        old.engine._status.note_adapter("bad", replace(loaded, phase=AdapterPhase.FAILED))
+        assert not has_alternative(old, (other,))
+        other.engine._status.note_adapter("legal", loaded)
+        assert has_alternative(old, (other,))
 
     def test_not_the_engine_itself(self) -> None:
         old = replica()

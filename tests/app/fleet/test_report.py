@@ -51,6 +51,7 @@ def test_engine_row_with_all_fields() -> None:
         "pid": 42,
         "memory_gib": 2.5,
         "runs": "vllm '--hf-token=***' --model=m",
+        "adapters": [],
     }
 
 
@@ -90,6 +91,7 @@ def test_model_row() -> None:
         "under_way": "load",
         "loading": None,
         "last_error": None,
+        "parent": None,
     }
 
 

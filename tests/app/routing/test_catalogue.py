@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from app.errors import ModelNotFound
 from app.routing.catalogue import Catalogue, Model
 from app.routing.replica import Replica
+from engines.adapters import AdapterPhase, AdapterState
 from engines.base import EngineFacts, EngineState
 from tests.app.routing.fakes import FakeEngine
 
@@ -26,6 +28,38 @@ def model(
 
 def anything(_: str) -> bool:
     return True
+
+
+def adapter_of(parent: Model, name: str = "legal", source: str = "/loras/legal") -> Model:
+    return replace(parent, name=name, aliases=(), parent=parent.name, adapter_source=source)
+
+
+class TestAdapters:
+    def test_replicas_that_have_loaded_it_can_serve_it(self) -> None:
+        demo = model(states=[EngineState.READY] * 3)
+        legal = adapter_of(demo)
+        sources = {"demo-0": "/loras/legal", "demo-1": "/loras/other"}
+        for replica in demo.replicas:
+            if (source := sources.get(replica.engine.name)) is not None:
+                loaded = AdapterState(source, AdapterPhase.LOADED)
+                replica.engine._status.note_adapter("legal", loaded)
+        assert [replica.engine.name for replica in legal.able] == ["demo-0"]
+        assert (legal.ready, demo.ready) == (1, 3)
+        assert legal.is_loading_adapter  # demo-1 is about to have it from there
+
+    @pytest.mark.parametrize("phase", AdapterPhase)
+    def test_it_is_waited_for_while_an_engine_loads_it(self, phase: AdapterPhase) -> None:
+        demo = model()
+        demo.replicas[0].engine._status.note_adapter("legal", AdapterState("/loras/legal", phase))
+        assert adapter_of(demo).is_loading_adapter == (phase is AdapterPhase.LOADING)
+        assert not demo.is_loading_adapter
+
+    def test_engines_are_those_of_the_models(self) -> None:
+        demo = model(states=[EngineState.READY] * 2)
+        catalogue = Catalogue([demo, adapter_of(demo)])
+        assert [engine.name for engine in catalogue.engines] == ["demo-0", "demo-1"]
+        assert catalogue.find_replica("demo-1")[0] is demo
+        assert catalogue.find("legal", anything).base == "demo"
 
 
 class TestNames:

@@ -62,6 +62,17 @@ def test_paths_start_at_the_directory_of_the_file(directory: Path, way: str) -> 
     ]
 
 
+def test_relative_source_of_an_adapter_starts_there_unless_it_is_a_repository(
+    directory: Path,
+) -> None:
+    adapters = "[{name: a, source: loras}, {name: b, source: ./x}, {name: c, source: org/lora}]"
+    (directory / "loras").mkdir()
+    text = CONFIG.replace("  - name: hub", f"    adapters: {adapters}\n  - name: hub")
+    (directory / "gateway.yaml").write_text(text)
+    found = load_settings(directory / "gateway.yaml").models[0].adapters or ()
+    assert [one.source for one in found] == [f"{directory}/loras", f"{directory}/x", "org/lora"]
+
+
 def test_paths_stay_as_written_in_the_working_directory(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from tests.app.configuration import CANARY, GOOD, OTHER, faults, load, with_remo
         ("kind: process, model: '${MODELS:-/srv}/m'", "model", "MODELS"),
         ("kind: process, model: $MODEL", "model", "MODEL"),
         ("kind: process, model: m, env: {HF_HOME: '${HOME}/hf'}", "env.HF_HOME", "HOME"),
-        ("kind: process, model: m, args: {lora-modules: ['a=${A}']}", "args.lora-modules[0]", "A"),
+        ("kind: process, model: m, args: {served: ['a=${A}']}", "args.served[0]", "A"),
     ],
 )
 def test_variable_that_nothing_expands_is_a_fault(engine: str, place: str, name: str) -> None:

@@ -1,6 +1,7 @@
 """What other gateways report, as routing and admission see it."""
 
 import asyncio
+from dataclasses import replace
 
 from app.admission import Admission
 from app.routing import Catalogue, Model, Replica
@@ -40,6 +41,12 @@ def test_requests_of_each_model_are_counted_apart() -> None:
         model("x", replica("x-0", "http://a", 3)), model("y", replica("y-0", "http://a", 4))
     )
     assert sorted(found.counts().values()) == [3, 4]
+
+
+def test_an_adapter_has_the_engines_of_its_model() -> None:
+    demo = model("x", replica("x-0", "http://a", 3))
+    found = shared(demo, replace(demo, name="legal", parent="x"))
+    assert list(found.counts().values()) == [3]
 
 
 def test_an_engine_that_is_listed_twice_has_two_keys() -> None:

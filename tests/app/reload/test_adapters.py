@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from engines.adapters import AdapterPhase
+from engines.adapters import AdapterPhase, AdapterState
 from engines.process import adapter_loader
+from tests.app.console.visits import visiting
 from tests.app.reload.gateways import ReloadableGateway, model, process, run
 from tests.fakes.adapter_routes import write_adapter
-from tests.gateway import ROOT
+from tests.gateway import ROOT, ROOT_KEY
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -84,11 +85,28 @@ async def test_adapter_is_a_model_of_its_own(tmp_path: Path) -> None:
         assert [row["adapters"] for row in engines] == [[loaded], [loaded]]
 
 
+async def test_console_shows_adapters_at_their_model_and_their_engines(tmp_path: Path) -> None:
+    async with run(tmp_path, lora(tmp_path, "legal")) as one:
+        engine = one.engine("demo-1")
+        failed = AdapterState(engine.adapters["legal"].source, AdapterPhase.FAILED, "no <room>")
+        engine._status.note_adapter("legal", failed)
+        async with visiting(one, ROOT_KEY) as admin:
+            pages = {
+                path: (await admin.get(f"/console/{path}")).text
+                for path in ("models", "models/legal", "engines/demo-0", "engines/demo-1")
+            }
+    adapter = '<dt>Adapter of</dt><dd><a href="/console/models/demo">demo</a></dd>'
+    assert pages["models"].count(adapter) == 1
+    assert adapter in pages["models/legal"]
+    assert "legal (loaded)" in pages["engines/demo-0"]
+    assert "Adapter legal is not loaded: no &lt;room&gt;" in pages["engines/demo-1"]
+
+
 async def test_replica_that_failed_to_load_it_gets_no_requests(tmp_path: Path) -> None:
     async with run(tmp_path, lora(tmp_path, "legal")) as one:
         without = one.engine("demo-1")
-        state = without.adapters["legal"]
-        failed = type(state)(state.source, AdapterPhase.FAILED, "no room")
+        source = without.adapters["legal"].source
+        failed = AdapterState(source, AdapterPhase.FAILED, "no room")
         without._status.note_adapter("legal", failed)
         rows = (await one.client.get("/admin/models", headers=ROOT)).json()["data"]
         assert [row["ready"] for row in rows] == [2, 1]

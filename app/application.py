@@ -63,6 +63,8 @@ from app.telemetry.metrics import EventLoopLag, Metrics
 from app.usage import Budgets, ClockSteps, Ledger
 from app.usage.alerts import Alerts
 
+if TYPE_CHECKING:  # imported only where access tokens are accepted
+    from app.auth.tokens import TokenCallers
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
     from app.telemetry.traces.tracer import Tracer
 
@@ -81,6 +83,7 @@ class Application:
     owner_store: OwnerStore
     audit: AuditTrail
     authenticator: Authenticator
+    tokens: "TokenCallers | None"
     limiter: Limiter
     load_sharing: LoadSharing | None
     budgets: Budgets
@@ -154,6 +157,9 @@ class Application:
             _run_until_release(stack, self.audit.run(retention_days), "delete old audit records")
             if self.backups is not None:
                 _run_until_release(stack, self.backups.run(), "make backups")
+            if self.tokens is not None:
+                stack.push_async_callback(self.tokens.close)
+                _run_until_release(stack, self.tokens.run(), "fetch public keys")
             stack.push_async_callback(self.authenticator.close)
             _run_until_release(stack, self.authenticator.run(), "poll the key store")
             if self.alerts is not None:
@@ -192,7 +198,8 @@ class Application:
 
     async def _log_missing_key(self) -> None:
         """Log how to make a key if there is none that a client could use."""
-        if self.settings.auth.enabled and not self.settings.api_keys:
+        auth = self.settings.auth
+        if auth.enabled and not auth.jwt and not self.settings.api_keys:
             with contextlib.suppress(DatabaseUnavailable):
                 if not await self.key_store.has_client():
                     log.info("no client key yet: vllm-gateway keys create --name NAME")

@@ -116,6 +116,8 @@ from engines.process import running_engines
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
     from app.telemetry.traces.tracer import Tracer
+if TYPE_CHECKING:  # imported only where access tokens are accepted
+    from app.auth.tokens import TokenCallers
 
 # Response headers that a page of another origin may read.
 EXPOSED_HEADERS = (
@@ -154,9 +156,10 @@ def create_app(
     """
     observers = _observers(settings, tracer, output or DirectOutput())
     stores = _stores(settings)
-    callers = _callers(settings, stores, observers)
+    in_force = InForce(settings)
+    callers = _callers(in_force, stores, observers)
     engines = _engines(
-        InForce(settings),
+        in_force,
         Builder(settings, launcher),
         find_source,
         observers,
@@ -249,15 +252,29 @@ class _Callers:
 
     in_flight: RequestsInFlight
     authenticator: Authenticator
+    tokens: "TokenCallers | None"
     limiter: Limiter
     ledger: Ledger
     alerts: Alerts | None
     budgets: Budgets
 
 
-def _callers(settings: Settings, stores: _Stores, observers: _Observers) -> _Callers:
+def _token_callers(in_force: InForce, stores: _Stores) -> "TokenCallers | None":
+    providers = in_force.settings.auth.jwt
+    if not providers:
+        return None
+    from app.auth.tokens import TokenCallers
+
+    return TokenCallers(
+        providers, stores.owner_store, limits=lambda: in_force.settings.limits.default
+    )
+
+
+def _callers(in_force: InForce, stores: _Stores, observers: _Observers) -> _Callers:
+    settings = in_force.settings
     database, metrics = stores.database, observers.metrics
     in_flight = RequestsInFlight()
+    tokens = _token_callers(in_force, stores)
     prices = {name: price for model in settings.models for name, price in model.prices.items()}
     usage = settings.usage
     ledger = Ledger(database, metrics, prices, usage.retention_days, currency=usage.currency)
@@ -277,7 +294,9 @@ def _callers(settings: Settings, stores: _Stores, observers: _Observers) -> _Cal
             limits=settings.limits.default,
             offline_grace_s=settings.auth.offline_grace_s,
             on_cut=in_flight.end_requests,
+            tokens=tokens,
         ),
+        tokens=tokens,
         limiter=Limiter(settings.limits, settings.state, metrics),
         ledger=ledger,
         alerts=alerts,
@@ -400,6 +419,7 @@ def _application(
         owner_store=stores.owner_store,
         audit=stores.audit,
         authenticator=callers.authenticator,
+        tokens=callers.tokens,
         limiter=callers.limiter,
         load_sharing=engines.load_sharing,
         budgets=callers.budgets,

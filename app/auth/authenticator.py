@@ -16,18 +16,22 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.auth.digest_cache import DigestCache
+from app.auth.entry import Entry
 from app.auth.key_format import id_of
 from app.auth.key_store import KeyStore
 from app.auth.keys import ApiKey, Change, Credential
 from app.auth.lookups import LookupQueueFull, LookupQueues
-from app.auth.presented_key import invalid_key, presented_key
+from app.auth.presented_key import invalid_key, is_token, presented_key
 from app.auth.principal import Allowed, Owner, Principal, Role
 from app.database import DatabaseBusy, DatabaseError, DatabaseUnavailable
 from app.errors import Headers, InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import NO_LIMITS, LimitSettings, digest
+
+if TYPE_CHECKING:  # imported only where access tokens are accepted
+    from app.auth.tokens import TokenCallers
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +47,6 @@ POLL_S = 0.5
 FLUSH_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The cached result of a lookup: a secret that belongs to a stored key."""
-
-    principal: Principal
-    disabled: bool
-    until: float  # seconds since 1970; end of the key's life, or of the grace after a rotation
-
-
 def ignore_cut(key_id: str) -> None:
     """Do nothing; the default of `on_cut`."""
 
@@ -60,8 +55,9 @@ class Authenticator:
     """Turns a request's headers into a Principal.
 
     Static keys are those of the configuration. `on_cut` terminates the requests in flight of a key,
-    by its ID; it is called once per cut, after the key has stopped authenticating. `now` is the
-    wall clock, by which keys expire; `monotonic` times everything else.
+    by its ID; it is called once per cut, after the key has stopped authenticating. `tokens`
+    verifies access tokens of identity providers; None: there are none. `now` is the wall clock, by
+    which keys expire; `monotonic` times everything else.
     """
 
     def __init__(
@@ -74,6 +70,7 @@ class Authenticator:
         limits: LimitSettings,
         offline_grace_s: float,
         on_cut: Callable[[str], None] = ignore_cut,
+        tokens: "TokenCallers | None" = None,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +82,7 @@ class Authenticator:
         self._limits = limits
         self._grace_s = offline_grace_s
         self._on_cut = on_cut
+        self._tokens = tokens
         self._now = now
         self._monotonic = monotonic
 
@@ -117,6 +115,8 @@ class Authenticator:
         if limits != self._limits:
             self._limits = limits
             self._outdated = True
+            if self._tokens is not None:
+                self._tokens.drop_all()
         self._static = {
             key: Principal(f"key-{key.hex()[:8]}", Role.CLIENT, limits) for key in static
         }
@@ -153,7 +153,7 @@ class Authenticator:
         Raises InvalidApiKey, and ServiceUnavailable if the store does not answer.
         """
         key = presented_key(headers)
-        return self._admit(await self._fetch(id_of(key), digest(key)), admin=False)
+        return self._admit(await self._find(key, digest(key)), admin=False)
 
     async def authenticate(self, headers: Headers) -> Principal:
         """Return the caller. Raises InvalidApiKey and ServiceUnavailable."""
@@ -170,7 +170,7 @@ class Authenticator:
             return self._root
         if key_digest in self._static:
             raise _not_for_admin()
-        entry = self._cached(key, key_digest) or await self._fetch(id_of(key), key_digest)
+        entry = self._cached(key, key_digest) or await self._find(key, key_digest)
         return self._admit(entry, admin=True)
 
     @property
@@ -189,9 +189,19 @@ class Authenticator:
         if (principal := self._static.get(key_digest)) is not None:
             return principal
         known = self._known.get(key_digest)
+        if known is None and self._tokens is not None:
+            known = self._tokens.recall(key_digest)
         if known is None and self._monotonic() < (self._unknown.get(key_digest) or -math.inf):
             raise invalid_key()  # a page asks again and again, after its key has gone
         return self._admit(known or await self._fetch(key_id, key_digest), admin=None)
+
+    async def remember_token(self, key: bytes) -> None:
+        """Verify an access token, by whose digest `of_any_role` then finds its caller.
+
+        Does nothing for other keys. Raises InvalidApiKey and ServiceUnavailable.
+        """
+        if self._tokens is not None and is_token(key):
+            await self._tokens.look_up(key, digest(key))
 
     def _admit(self, entry: Entry, *, admin: bool | None) -> Principal:
         """Return the principal of a valid entry. The only place that records use.
@@ -218,12 +228,20 @@ class Authenticator:
         entry = self._known.get(key_digest)
         if entry is not None:
             return entry
+        if self._tokens is not None and is_token(key):
+            return self._tokens.recall(key_digest)
         until = self._unknown.get(key_digest)
         if id_of(key) is None or (until is not None and self._monotonic() < until):
             raise invalid_key()
         return None
 
     # Lookups
+
+    async def _find(self, key: bytes, key_digest: bytes) -> Entry:
+        """Return the entry of a secret that is not cached."""
+        if self._tokens is not None and is_token(key):
+            return await self._tokens.look_up(key, key_digest)
+        return await self._fetch(id_of(key), key_digest)
 
     async def _fetch(self, key_id: str | None, key_digest: bytes) -> Entry:
         """Return the entry of a secret from the store; `key_id` None: no stored key has it."""
@@ -370,7 +388,8 @@ class Authenticator:
 
     async def flush(self) -> None:
         """Write the times of use to the store; keep them if it fails."""
-        used = dict(self._used)
+        used = {key_id: at for key_id, at in self._used.items() if ":" not in key_id}
+        self._used = dict(used)  # callers of access tokens are not in the store
         with contextlib.suppress(DatabaseError):
             await self._store.touch({key_id: int(at * 1000) for key_id, at in used.items()})
             for key_id, at in used.items():

@@ -50,7 +50,9 @@ _PAGE = 1000
 # Longest name in a hint: the time of one comparison grows at least with the square of the length.
 _MAX_HINT = 40
 # IDs in reports that are not of the store: keys of the environment, the root key, and no key.
-_NOT_STORED = re.compile(r"key-[0-9a-f]{8}|anonymous|root")
+_NOT_STORED = re.compile(
+    r"key-[0-9a-f]{8}|anonymous|root|[a-z][a-z0-9-]{0,15}:[A-Za-z0-9._@:/|+#-]{1,62}"
+)
 _EXISTS = api_keys.c.deleted_ms.is_(None)
 
 

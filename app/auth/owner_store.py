@@ -6,7 +6,7 @@ every gateway invalidates its cache of them, as after a change of the key itself
 (`app/auth/authenticator.py`), without polling this table.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from typing import Any, Self
 
@@ -17,11 +17,15 @@ from sqlalchemy.engine import Row
 from app.audit import NOBODY, Action, Actor, AuditRecord, log_record, write_records
 from app.auth.key_store import increment_revision
 from app.auth.keys import wall_ms
+from app.auth.principal import Owner
 from app.auth.validation import Name, OwnerFields, written
 from app.auth.views import shown_costs
-from app.database import AsyncConnection, Database
+from app.database import AsyncConnection, Database, Lane
 from app.database.schema import api_keys, owners
+from app.settings import LimitSettings
 
+# Names in one statement.
+_PAGE = 500
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
@@ -81,6 +85,18 @@ def checked_owner_name(name: str) -> str:
         raise ValueError(f"name: {message}") from None
 
 
+def _record(row: Row[*tuple[Any, ...]]) -> Owner:
+    limits = {name: row._mapping[name] for name in LimitSettings.model_fields}
+    return Owner(
+        row.name,
+        LimitSettings(**limits),
+        row.daily_tokens,
+        row.monthly_tokens,
+        row.daily_cost_nano,
+        row.monthly_cost_nano,
+    )
+
+
 class OwnerStore:
     """Reads and changes owners. Every method raises DatabaseError."""
 
@@ -111,6 +127,17 @@ class OwnerStore:
         """Return an owner. Raises UnknownOwner."""
         async with self._database.read() as connection:
             return await _get(connection, _lookup_name(name))
+
+    async def records(self, names: Collection[str]) -> dict[str, Owner]:
+        """Return the limits and budgets of owners that have a record, by name."""
+        found = {}
+        wanted = sorted(names)
+        async with self._database.read(Lane.REQUESTS) as connection:
+            for at in range(0, len(wanted), _PAGE):
+                query = select(*owners.c).where(owners.c.name.in_(wanted[at : at + _PAGE]))
+                for row in await connection.execute(query):
+                    found[row.name] = _record(row)
+        return found
 
     async def replace(self, name: str, fields: OwnerFields) -> tuple[ShownOwner, bool]:
         """Replace all limits and budgets of an owner; return whether it is new.

@@ -7,6 +7,8 @@ from app.errors import Headers, InvalidApiKey
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 # Longer than any key that the configuration accepts; such keys are refused without a hash.
 MAX_KEY_LENGTH = 1024
+# An access token with many groups has several thousand.
+MAX_TOKEN_LENGTH = 8192
 
 
 def presented_key(headers: Headers) -> bytes:
@@ -42,9 +44,15 @@ def read_any_key(headers: Headers) -> bytes:
         raise InvalidApiKey(
             "no API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`", "missing"
         )
-    if len(found) > MAX_KEY_LENGTH or len(found.split(None, 1)) != 1:
+    bound = MAX_TOKEN_LENGTH if is_token(found) else MAX_KEY_LENGTH
+    if len(found) > bound or len(found.split(None, 1)) != 1:
         raise invalid_key()
     return found
+
+
+def is_token(key: bytes) -> bool:
+    """Return whether a key has the form of a signed access token (JWT)."""
+    return key.startswith(b"eyJ") and key.count(b".") == 2
 
 
 def invalid_key() -> InvalidApiKey:

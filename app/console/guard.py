@@ -42,8 +42,8 @@ _OPEN = frozenset({LOGIN, LOGOUT, THEME})
 VISITOR = "gateway.visitor"
 # The gateway's API; everything else below /console/api is the console's own.
 _GATEWAY_API = ("/admin/", "/v1/models", "/v1/usage")
-# The longest key, escaped, and the path to return to.
-MAX_FORM_BYTES = 8192
+# The longest access token, and the path to return to.
+MAX_FORM_BYTES = 12_288
 _SAFE = frozenset({"GET", "HEAD"})
 _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 

@@ -41,6 +41,7 @@ class SignIn:
         Raises InvalidApiKey and ServiceUnavailable.
         """
         raw = presented_key([(b"x-api-key", key.strip().encode())])
+        await self._authenticator.remember_token(raw)
         key_digest, key_id = digest(raw), id_of(raw)
         principal = await self._authenticator.of_any_role(key_id, key_digest)
         expires_at = int(self._now()) + LIFETIME_S

@@ -4,9 +4,9 @@ It is validated before anything starts and frozen after. A fault is one line tha
 in the file and, for an unknown key, the nearest known one.
 
 A new setting is one field, with its description, in the module of its section: `server`, `state`
-(auth, state, usage), `limits`, `models`, `ray`, `containers`, `alerts`, `console` or `telemetry`
-(metrics, traces, logs). `make schema` then writes it into the JSON Schema, docs/settings.md and
-.env.example.
+(auth, state, usage), `jwt`, `limits`, `models`, `ray`, `containers`, `alerts`, `console` or
+`telemetry` (metrics, traces, logs). `make schema` then writes it into the JSON Schema,
+docs/settings.md and .env.example.
 
     settings    the sections together, and their JSON Schema
     load        the file, .env and the environment, read into settings
@@ -21,6 +21,7 @@ from app.settings.containers import ContainersSettings
 from app.settings.explain import explain_value
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
+from app.settings.jwt import JwtSettings, is_fetched_safely
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
 from app.settings.log_names import LogName, check_log_name
@@ -62,6 +63,7 @@ __all__ = (
     "ContainersSettings",
     "FieldSettings",
     "InForce",
+    "JwtSettings",
     "LimitSettings",
     "LimitsSettings",
     "LogLevel",
@@ -88,6 +90,7 @@ __all__ = (
     "digest",
     "explain_value",
     "find_fallback_fault",
+    "is_fetched_safely",
     "load_server",
     "load_settings",
     "schema",

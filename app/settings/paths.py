@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from app.settings.server import ServerSettings
 from app.settings.settings import Settings
-from app.settings.state import StateSettings
+from app.settings.state import AuthSettings, StateSettings
 
 
 def directory_of(file: Path, data: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
@@ -32,6 +32,7 @@ def anchor_settings(settings: Settings, directory: Path) -> Settings:
     return settings.model_copy(
         update={
             "server": anchor_server(settings.server, directory),
+            "auth": _auth(settings.auth, directory),
             "state": _state(settings.state, directory),
             "logs": logs,
         }
@@ -106,6 +107,15 @@ def _mappings(lists: Any) -> Iterator[dict[str, Any]]:
     for found in lists:
         if isinstance(found, list):
             yield from (one for one in found if isinstance(one, dict))
+
+
+def _auth(auth: AuthSettings, directory: Path) -> AuthSettings:
+    providers = []
+    for one in auth.jwt:
+        files = {"ca_file": one.ca_file, "jwks_token_file": one.jwks_token_file}
+        update = {name: _below(directory, file) for name, file in files.items() if file is not None}
+        providers.append(one.model_copy(update=update))
+    return auth.model_copy(update={"jwt": tuple(providers)})
 
 
 def _state(state: StateSettings, directory: Path) -> StateSettings:

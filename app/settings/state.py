@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
+from app.settings.jwt import JwtSettings
 from engines.spec import SpecModel
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
@@ -24,12 +25,25 @@ class AuthSettings(SpecModel):
     enabled: bool = Field(
         True, description="Require a key on the data plane. false opens it to all clients."
     )
+    jwt: tuple[JwtSettings, ...] = Field(
+        (),
+        description="Identity providers whose access tokens are accepted as keys. Default: none.",
+    )
     offline_grace_s: float = Field(
         3600.0,
         ge=0,
         description="Time that keys seen before stay valid while the database is unreachable, in "
         "seconds.",
     )
+
+    @field_validator("jwt")
+    @classmethod
+    def _check_jwt(cls, providers: tuple[JwtSettings, ...]) -> tuple[JwtSettings, ...]:
+        for field in ("name", "issuer"):
+            values = [getattr(one, field) for one in providers]
+            if len(set(values)) < len(values):
+                raise ValueError(f"two providers have the same {field}")
+        return providers
 
 
 class BackupSettings(SpecModel):

@@ -12,6 +12,7 @@ NOT_LOADED = (
     "asyncpg",
     "attr",
     "httpx",
+    "jwt",
     "opentelemetry",
     "pygments",
     "ray",

@@ -1,0 +1,183 @@
+"""Fetching the public keys of a provider: bounds, faults, and what is left out of the keys."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.auth.tokens import provider as provider_module
+from app.auth.tokens.key_set import KeySet, KeySetError
+from app.auth.tokens.provider import (
+    DISCOVERY,
+    MAX_DOCUMENT_BYTES,
+    FetchError,
+    KeyFetch,
+)
+from app.auth.tokens.provider import IdentityProvider as Provider
+from app.errors import InvalidApiKey
+from app.settings import JwtSettings
+from tests.fakes.identity_provider import IdentityProvider, SigningKey
+
+ALGORITHMS = ("RS256", "ES256")
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[IdentityProvider]:
+    async with IdentityProvider() as provider:
+        yield provider
+
+
+def settings_of(provider: IdentityProvider, **fields: Any) -> JwtSettings:
+    return JwtSettings(name="sso", issuer=provider.issuer, audience="a", **fields)
+
+
+async def fault(provider: IdentityProvider, **fields: Any) -> str:
+    with pytest.raises(FetchError) as caught:
+        await KeyFetch(settings_of(provider, **fields))()
+    return str(caught.value)
+
+
+async def test_keys_are_found_by_discovery(provider: IdentityProvider) -> None:
+    keys = await KeyFetch(settings_of(provider))()
+    assert keys.find(provider.keys[0].kid, "ES256")
+    assert provider.seen == [DISCOVERY, "/jwks"]
+
+
+async def test_keys_of_50_mb_are_read_no_further_than_the_bound(
+    provider: IdentityProvider,
+) -> None:
+    provider.answers["/jwks"] = lambda: ("200 OK", b" " * 50_000_000)
+    assert await fault(provider) == f"{provider.issuer}/jwks is over {MAX_DOCUMENT_BYTES} bytes"
+
+
+async def test_redirect_is_not_followed(provider: IdentityProvider) -> None:
+    moved = "302 Found\r\nlocation: http://127.0.0.1:1/jwks"
+    provider.answers["/jwks"] = lambda: (moved, b"")
+    assert await fault(provider) == f"{provider.issuer}/jwks answers with status 302"
+
+
+async def test_provider_that_is_slow_is_given_up(
+    provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_module, "FETCH_S", 0.01)
+    stalled = await asyncio.start_server(lambda *_: asyncio.sleep(1), "127.0.0.1", 0)
+    port = stalled.sockets[0].getsockname()[1]
+    assert await fault(provider, jwks_uri=f"http://127.0.0.1:{port}/") in (
+        "no answer within 0.01 s", "ReadTimeout", "ConnectTimeout",
+    )  # fmt: skip
+    stalled.close()
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"<html>", "is not JSON"),
+        (b"[]", "is of another issuer: check auth.jwt[].issuer"),
+        (b'{"issuer": "https://id.example"}', "is of another issuer: check auth.jwt[].issuer"),
+        (b'{"issuer": "ISSUER"}', "has no jwks_uri with https://"),
+        (b'{"issuer": "ISSUER", "jwks_uri": ["x"]}', "has no jwks_uri with https://"),
+        (
+            b'{"issuer": "ISSUER", "jwks_uri": "http://id.example/jwks"}',
+            "has no jwks_uri with https://",
+        ),
+    ],
+)
+async def test_document_of_discovery_that_does_not_fit_is_a_fault(
+    provider: IdentityProvider, document: bytes, reason: str
+) -> None:
+    document = document.replace(b"ISSUER", provider.issuer.encode())
+    provider.answers[DISCOVERY] = lambda: ("200 OK", document)
+    assert await fault(provider) == f"{provider.issuer}{DISCOVERY} {reason}"
+
+
+async def test_provider_that_is_down_is_a_fault(provider: IdentityProvider) -> None:
+    await provider.stop()
+    assert "connection attempts failed" in await fault(provider)
+
+
+async def test_token_of_the_file_goes_to_the_keys_only(
+    provider: IdentityProvider, tmp_path: Any
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("one two")
+    assert await fault(provider, jwks_token_file=file) == f"{file} holds no token"
+    file.write_text("one\n")
+    await KeyFetch(settings_of(provider, jwks_token_file=file))()
+    assert provider.authorization == ["Bearer one"], "discovery gets none"
+
+
+async def test_callers_share_a_fetch_and_the_next_one_waits_for_the_cooldown() -> None:
+    now = 0.0
+    fetches = 0
+
+    async def fetch() -> KeySet:
+        nonlocal fetches
+        fetches += 1
+        await asyncio.sleep(0)
+        return keys
+
+    key = SigningKey.make()
+    keys = KeySet.parse(json.dumps({"keys": [key.jwk]}).encode(), ALGORITHMS)
+    settings = JwtSettings(name="sso", issuer="https://id.example", audience="a")
+    provider = Provider(settings, fetch, on_keys=lambda: None, monotonic=lambda: now)
+
+    async def unknown(kid: str) -> None:
+        with pytest.raises(InvalidApiKey):
+            await provider.find_key(kid, "ES256")
+
+    await asyncio.gather(*(unknown(f"kid-{number}") for number in range(50)))
+    assert fetches == 1
+    await unknown("another")
+    assert fetches == 1
+    now = provider_module.COOLDOWN_S
+    await asyncio.gather(*(unknown(f"kid-{number}") for number in range(50)))
+    assert fetches == 2
+    assert (await provider.find_key(key.kid, "ES256")).key_id == key.kid
+    with pytest.raises(InvalidApiKey):
+        await provider.find_key(key.kid, "HS256")
+
+
+def parsed(*keys: dict[str, Any]) -> KeySet:
+    return KeySet.parse(json.dumps({"keys": keys}).encode(), ALGORITHMS)
+
+
+def test_keys_for_anything_else_are_left_out() -> None:
+    good = SigningKey.make().jwk
+    octet = {"kty": "oct", "k": "c2VjcmV0", "kid": "symmetric", "alg": "HS256"}
+    others = [
+        octet,
+        {**octet, "alg": "ES256"},
+        {**SigningKey.make().jwk, "use": "enc"},
+        {**SigningKey.make().jwk, "kid": ["x"]},
+        {**SigningKey.make().jwk, "x": "broken"},
+        {**SigningKey.make("ES384").jwk, "alg": None},
+        SigningKey.make("ES384").jwk,
+        SigningKey.make("RS256", bits=1024).jwk,
+        {},
+    ]
+    keys = parsed(good, *others)
+    assert keys.find(good["kid"], "ES256")
+    for other in others:
+        for algorithm in ALGORITHMS:
+            assert keys.find(str(other.get("kid", "")), algorithm) is None
+    with pytest.raises(KeySetError, match="it has no key for RS256, ES256"):
+        parsed(*others)
+
+
+def test_token_without_kid_is_of_the_only_key() -> None:
+    one, other = SigningKey.make().jwk, SigningKey.make().jwk
+    assert parsed(one).find(None, "ES256")
+    assert parsed(one, other).find(None, "ES256") is None
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b'{"keys": 1}', b'{"keys": [1]}', b"\xff"])
+def test_document_that_is_no_key_set_is_a_fault(document: bytes) -> None:
+    with pytest.raises(KeySetError, match="it is not a list of keys in JSON"):
+        KeySet.parse(document, ALGORITHMS)
+
+
+def test_keys_beyond_the_bound_are_a_fault() -> None:
+    with pytest.raises(KeySetError, match="it has over 100 keys"):
+        parsed(*[{}] * 101)

@@ -79,7 +79,8 @@ def _explained(item: ErrorDetails, root: type[BaseModel]) -> tuple[Place, str]:
             place = place[:-1]
         return (*place, *getattr(error, "place", ())), str(error)
     if kind == "extra_forbidden":
-        return place, _unknown_key(str(place[-1]), _known_keys(loc[:-1], root))
+        known = _known_keys(loc[:-1], root)
+        return place, _unknown_key(str(place[-1]), known, _other_kinds(loc))
     if kind == "missing":
         return place, "is required"
     if kind == "union_tag_not_found":
@@ -122,13 +123,22 @@ def explain_value(item: ErrorDetails, *, shows: bool) -> str:
     return f"must be {must}{instead}{hint}"
 
 
-def _unknown_key(name: str, known: Collection[str]) -> str:
+def _unknown_key(name: str, known: Collection[str], kinds: Collection[int | str]) -> str:
+    """Return the fault of a key; `kinds` are those of engines that have it."""
     if name in SECRETS:
         return misplaced_secret(name)
     alike = sorted(set(share_a_word(name, known)))
     every = f"; known: {', '.join(sorted(known))}"
     meant = f"; did you mean {_either(alike)}?" if 0 < len(alike) <= MAX_ALIKE else every
-    return f"unknown key{did_you_mean(name, known, otherwise=meant)}"
+    elsewhere = f" (kind: {_either(kinds)} has it)" if kinds else ""
+    return f"unknown key{elsewhere}{did_you_mean(name, known, otherwise=meant)}"
+
+
+def _other_kinds(loc: Place) -> list[int | str]:
+    """Return the kinds of engines that have a key, where an engine of another kind was given it."""
+    if loc[2:3] != ("engines",) or len(loc) != 6:  # models.N.engines.M.KIND.key
+        return []
+    return [kind for kind, spec in SPECS.items() if loc[5] in spec.model_fields]
 
 
 def _either(names: Collection[int | str]) -> str:

@@ -150,6 +150,15 @@ class TestUnknownKeys:
     def test_unknown_key_suggests_the_nearest_known_key(self, text: str, line: str) -> None:
         assert line in faults(text)
 
+    @pytest.mark.parametrize(
+        ("kind", "key", "has_it"),
+        [("ray", "python", "process"), ("in_process", "image", "container")],
+    )
+    def test_key_of_another_kind_is_said_to_be_its(self, kind: str, key: str, has_it: str) -> None:
+        [line] = faults(dump([{"kind": kind, "model": "m", key: "/x"}]))
+        said = f"model demo: engines[0].{key}: unknown key (kind: {has_it} has it); known: "
+        assert line.startswith(said)
+
     def test_unknown_key_of_a_second_engine_is_placed_there(self) -> None:
         text = dump(
             [

@@ -79,6 +79,11 @@ continuation: setup-dev ## kill and replace engines under streams, on real vLLM;
 clients: setup-dev ## test LangChain, Open WebUI, Codex, Claude Code and others on real vLLM; installs 8 GB once
 	@$(BIN)/python -m tests.clients $(CLIENTS)
 
+.PHONY: compat
+compat: setup-dev ## test versions of vLLM: VERSIONS="0.28.0 0.32.0"; writes docs/versions.md
+	@$(BIN)/vllm-gateway demo-model var/demo-model
+	@$(BIN)/python -m tests.compat $(VERSIONS)
+
 .PHONY: lock
 lock: ## pin the requirements again; UPGRADE=--upgrade takes the newest versions
 	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh

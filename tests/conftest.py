@@ -56,7 +56,8 @@ SHARED = ExitStack()
 ON_SHARED = (
     "tests/console/test_demo_model.py", "tests/contract/test_engine_contract.py::TestRemoteOnVllm",
     "tests/e2e/test_anthropic_sdk.py", "tests/e2e/test_cancellation.py",
-    "tests/e2e/test_engine_environment.py", "tests/e2e/test_engines_page.py",
+    "tests/e2e/test_continuation.py", "tests/e2e/test_engine_environment.py",
+    "tests/e2e/test_engine_facts.py", "tests/e2e/test_engines_page.py",
     "tests/e2e/test_ledger.py", "tests/e2e/test_openai_sdk.py", "tests/e2e/test_tenants.py",
     "tests/e2e/test_usage.py", "tests/e2e/test_wire.py",
     "tests/engines/inside/test_vllm_gateway_plugin.py",

@@ -29,7 +29,7 @@ def programs(name: str) -> Path:
 def _python(name: str, requirements: Path) -> Path:
     directory = PLACE / name
     if not _is_made(directory, requirements):
-        uv = _output("deploy/setup.sh", "uv")
+        uv = output_of("deploy/setup.sh", "uv")
         shutil.rmtree(directory, ignore_errors=True)
         _run(uv, "venv", "--quiet", "--python", PYTHON, str(directory))
         python = str(directory / "bin" / "python")
@@ -74,11 +74,15 @@ def _digest(file: Path) -> str:
 
 
 def _run(*command: str) -> None:
-    _output(*command)
+    output_of(*command)
 
 
-def _output(*command: str) -> str:
+def output_of(*command: str) -> str:
+    """Return what a command prints. Raises Unavailable with its last line where it fails."""
     environment = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
+    # uv does not read pip's settings, where a machine names its local wheels.
+    if links := environment.get("PIP_FIND_LINKS"):
+        environment.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
     try:
         ended = subprocess.run(
             command,

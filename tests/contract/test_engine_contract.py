@@ -25,6 +25,7 @@ from engines.base import (
 from engines.guard.marked_processes import find_marked
 from engines.http import Address, Http1Client
 from engines.inprocess import InProcessEngine
+from engines.interpreter import launcher
 from engines.process import ProcessEngine, vllm_launcher
 from engines.ray import Cluster, RayEngine
 from engines.remote import RemoteEngine
@@ -351,7 +352,8 @@ async def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     demo_model()
     run_dir = tmp_path_factory.mktemp("run")
     spec = ProcessSpec.model_validate(ENGINE)
-    engine = ProcessEngine("e", spec, served_name="demo", run_dir=run_dir, launcher=vllm_launcher())
+    command = launcher(spec.python) if spec.python else vllm_launcher()
+    engine = ProcessEngine("e", spec, served_name="demo", run_dir=run_dir, launcher=command)
     await ready(engine)
     yield Subject(engine, Address(uds=str(run_dir / "e" / "http.sock")))
     await engine.stop(5.0)

@@ -39,6 +39,8 @@ UNLIMITED = dict.fromkeys(LimitSettings.model_fields)
 # Cold page cache and two cores: 57 s were seen; the rest is for a busy machine.
 START_S = 300.0
 
+# The interpreter of another environment, whose vLLM runs in the place of ours (`make compat`).
+PYTHON = os.environ.get("VLLM_PYTHON")
 _DEMO = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())["models"][0]["engines"][0]
 # Few sequences at a time, so that a request for many choices is a long queue: minutes of work that
 # never outruns the API server, which would then be late to hear of a hang-up.
@@ -46,6 +48,7 @@ ENGINE: dict[str, Any] = {
     **_DEMO,
     "model": str(MODEL),
     "args": {**_DEMO["args"], "max-num-seqs": 16, "enable-tokenizer-info-endpoint": True},
+    **({"python": PYTHON} if PYTHON else {}),
 }
 # With a process for each device, as on GPUs: its traces are more, and its start takes longer.
 ENGINE_WITH_WORKER: dict[str, Any] = {

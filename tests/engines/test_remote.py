@@ -10,6 +10,7 @@ from engines.base import EngineNotReady, EngineRequest, EngineState
 from engines.http import Address, EngineProbe, Http1Client
 from engines.remote import RemoteEngine
 from engines.spec import PlacedError, RemoteSpec, Timeouts, check_url
+from tests.fakes.adapter_routes import AdapterRoutes
 from tests.fakes.vllm import Fake, Seen
 from tests.waiting import wait_until
 
@@ -75,6 +76,26 @@ async def test_server_that_lists_no_models_is_not_ready(
         await start(engine)
     server.lists = True
     await wait_until(lambda: engine.state is EngineState.READY)
+
+
+async def test_adapters_are_those_that_the_server_lists(
+    server: Server, engine: RemoteEngine
+) -> None:
+    server.adapters = AdapterRoutes("demo")
+    server.adapters.paths["legal"] = "/there/legal"
+    engine.want_adapters({"legal": None, "pirate": None})
+    await start(engine)
+    assert (engine.has_adapter("legal", None), engine.has_adapter("pirate", None)) == (True, False)
+    assert engine.adapters["pirate"].reason == "its server does not list it"
+    server.lists = False  # busy
+    await checked(server)
+    assert engine.has_adapter("legal", None)
+    server.lists = True
+    server.adapters.paths = {"pirate": "/there/pirate"}
+    await wait_until(lambda: engine.has_adapter("pirate", None))
+    assert not engine.has_adapter("legal", None)
+    engine.want_adapters({})
+    await wait_until(lambda: not engine.adapters)
 
 
 async def test_server_that_refuses_the_key_is_reported_as_that(

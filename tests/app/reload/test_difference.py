@@ -110,6 +110,24 @@ class TestLines:
         new = settings(model("demo", process(), remote, media={"domains": ["a.org"]}))
         assert lines(old, new) == ["~ model demo: media.domains [] → [a.org] (restarts demo-0)"]
 
+    def test_first_adapter_replaces_engines(self) -> None:
+        none, first = settings(model()), [{"name": "legal", "source": "org/legal"}]
+        for adapters in ([], first):
+            found = difference(none, settings(model(adapters=adapters)))
+            assert [change.needs_engines for change in found.changed] == [True]
+
+    def test_later_adapters_restart_nothing(self) -> None:
+        first = {"name": "legal", "source": "org/legal"}
+        second = {"name": "pirate", "source": "org/pirate", "aliases": ["arr"]}
+        old = settings(model(adapters=[first]))
+        found = difference(old, settings(model(adapters=[{**first, "source": "org/2"}, second])))
+        assert list(found.lines()) == [
+            "~ model demo: adapters.legal.source org/legal → org/2",
+            "~ model demo: adapters.pirate.aliases added: [arr]",
+            "~ model demo: adapters.pirate.source added: org/pirate",
+        ]
+        assert [change.needs_engines for change in found.changed] == [False]
+
     def test_media_domains_of_a_remote_model_restart_nothing(self) -> None:
         remote = {"kind": "remote", "url": "http://h"}
         old = settings(model("demo", remote))
@@ -281,7 +299,8 @@ CANDIDATES: tuple[object, ...] = (
     1, 2, "x", "auto", "both", "on_demand", "open", "owner", "session", "json", "debug", "slack",
     False,
     True,
-    ["x"], ["engines"], [0.5], {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
+    ["x"], ["engines"], ["10.0.0.1"], [0.5],
+    {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
     {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
     {"cert_file": "/c.pem", "key_file": "/k.pem"},
 )  # fmt: skip
@@ -329,11 +348,12 @@ class TestEverySettingIsAppliedOrNeedsARestart:
 
     @pytest.mark.parametrize(
         ("path", "kind"),
-        # Engines are made of media.domains: see test_media_domains_restart_local_engines.
+        # Engines are made of these: see test_media_domains_restart_local_engines and
+        # test_first_adapter_replaces_engines.
         [
             one
             for one in leaves(ModelSettings)
-            if one[0] not in ("name", "engines", "media.domains")
+            if one[0] not in ("name", "engines", "media.domains", "adapters")
         ],
     )
     def test_of_a_model(self, path: str, kind: Any) -> None:

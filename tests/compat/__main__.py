@@ -33,7 +33,8 @@ def main(versions: list[str]) -> int:
             print(f"vLLM {version} cannot be installed here: {error}", file=sys.stderr)
             whole = False
             continue
-        areas = run_tests(python)
+        if (areas := run_tests(python)) is None:
+            return 1
         PAGE.write_text(write_row(PAGE.read_text(), version, areas))
         counts = ", ".join(f"{name} {area}" for name, area in areas.items())
         print(f"vLLM {version}, {time.monotonic() - began:.0f} s: {counts}", flush=True)
@@ -41,20 +42,20 @@ def main(versions: list[str]) -> int:
     return 0 if whole else 1
 
 
-def run_tests(python: Path) -> dict[str, Area]:
-    """Run the tests on engines of an interpreter; pytest reports failures as it always does."""
+def run_tests(python: Path) -> dict[str, Area] | None:
+    """Run the tests on engines of an interpreter; None where pytest did not run to its end."""
     with tempfile.TemporaryDirectory(prefix="compat-") as directory:
         report = Path(directory, "report.xml")
         # What tests have to show is part of the older form alone.
         form = ("-o", "junit_family=xunit1", f"--junitxml={report}")
         command = (sys.executable, "-m", "pytest", "-q", "--tb=short", "-m", "vllm")
-        subprocess.run(
+        done = subprocess.run(
             [*command, *form, *selections()],
             cwd=ROOT,
             env={**os.environ, "VLLM_PYTHON": str(python)},
             check=False,
         )
-        return read_report(report.read_text())
+        return read_report(report.read_text()) if done.returncode in (0, 1) else None
 
 
 if __name__ == "__main__":

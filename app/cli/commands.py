@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from app.cli import version
+from app.cli.audit import audit
 from app.cli.bench import PASS_THROUGH, bench
 from app.cli.check import check
 from app.cli.database import database
@@ -47,6 +48,7 @@ app.command()(logs)
 app.command("log-level")(log_level)
 app.command()(usage)
 app.add_typer(requests, name="requests")
+app.command()(audit)
 app.command()(reload)
 app.command(cls=PlainHelp)(generate)
 app.command(context_settings=PASS_THROUGH)(bench)

@@ -4,15 +4,30 @@ The columns that say what a request used are read back into the `EndedRequest` o
 `app.usage.records` made the row.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    CompoundSelect,
+    Row,
+    Select,
+    UnaryExpression,
+    and_,
+    desc,
+    func,
+    literal_column,
+    or_,
+    select,
+    union_all,
+)
 
-from app.database import Database, Lane
-from app.database.schema import usage_records
+from app.database import AsyncConnection, Database, Lane
+from app.database.schema import WEEK_MS, usage_records
 from app.telemetry import (
     GATEWAY_DIGITS,
     EndedRequest,
@@ -24,6 +39,7 @@ from app.usage.records import NO_ENGINE
 from app.usage.token_usage import Usage
 
 _COLUMNS = usage_records.c
+DAY_S = 86_400
 
 
 class Order(StrEnum):
@@ -90,14 +106,19 @@ class RequestHistory:
     ) -> list[EndedRequest]:
         """Return the first `limit` requests behind a place. Raises DatabaseError."""
         rank = _COLUMNS.total_ms if order is Order.SLOWEST else _COLUMNS.at_ms
-        query = select(usage_records).where(and_(*_conditions(chosen)))
+        conditions = list(_conditions(chosen))
         if after is not None:
             bound = after.rank / 1000 if order is Order.SLOWEST else after.rank
             same = and_(rank == bound, _COLUMNS.own_id < after.id)
             # The first condition is what an index serves.
-            query = query.where(rank <= bound, or_(rank < bound, same))
-        query = query.order_by(rank.desc(), _COLUMNS.own_id.desc()).limit(limit)
+            conditions += [rank <= bound, or_(rank < bound, same)]
         async with self._database.read(Lane.SEARCHES) as connection:
+            ranked: tuple[UnaryExpression[Any], ...] = (desc(rank.name), desc("own_id"))
+            page = select(usage_records).where(*conditions).order_by(*ranked).limit(limit)
+            query: Select[Any] | CompoundSelect[Any] = page
+            indexed = order is Order.SLOWEST and self._database.dialect == "postgresql"
+            if indexed and (weeks := await _weeks(connection, chosen)):
+                query = _by_week(page, weeks).order_by(*ranked).limit(limit)
             return [_ended(row) for row in await connection.execute(query)]
 
     async def durations(self, chosen: RequestFilter, limit: int) -> Sequence[float]:
@@ -115,6 +136,28 @@ class RequestHistory:
         async with self._database.read(Lane.PAGES) as connection:
             row = (await connection.execute(query.limit(1))).first()
         return None if row is None else _ended(row)
+
+
+async def _weeks(connection: AsyncConnection, chosen: RequestFilter) -> range:
+    """Return the weeks of a search that have requests."""
+    oldest = await connection.scalar(select(func.min(_COLUMNS.at_ms)))
+    since_ms = max(int((chosen.since_s or 0) * 1000), oldest or 0)
+    # A day more than now, for clocks that differ.
+    latest_s = time.time() + DAY_S
+    until_ms = int(min(chosen.until_s or latest_s, latest_s) * 1000)
+    return range(since_ms // WEEK_MS, until_ms // WEEK_MS + 1)
+
+
+def _by_week(page: Select[Any], weeks: range) -> CompoundSelect[Any]:
+    """Return the pages of all weeks, which PostgreSQL merges in the order of the index of each.
+
+    So it reads the slowest of all weeks first, and of any number of rows no more than are in the
+    page or are left out by the filter. Each week has an order and a limit of its own: without, it
+    would read all of them and sort.
+    """
+    # A literal, since the index is on this very expression.
+    week = literal_column(f"at_ms / {WEEK_MS}", BigInteger)
+    return union_all(*(page.where(week == literal_column(str(number))) for number in weeks))
 
 
 def _conditions(chosen: RequestFilter) -> Iterator[ColumnElement[bool]]:

@@ -117,8 +117,15 @@ class RequestDirectory:
         return list(islice(map(_view_ended, self._chosen(chosen)), limit))
 
     def recent_durations(self, chosen: RequestFilter) -> list[float]:
-        """Return the seconds that each request in memory took."""
-        return [ended.record.total_s for ended in self._chosen(chosen)]
+        """Return the seconds that each request in memory took, of refused ones if they are chosen.
+
+        A refusal takes no time: many would hide how long the others took.
+        """
+        return [
+            ended.record.total_s
+            for ended in self._chosen(chosen)
+            if chosen.outcome or ended.record.outcome != "refused"
+        ]
 
     async def stored_durations(
         self, asker: str, chosen: RequestFilter, limit: int

@@ -19,7 +19,7 @@ from tests.console.watched_page import PHONE, WIDE, Scheme, fresh_context, watch
 from tests.e2e.deployment import ADMIN_KEY, ROOT
 
 IMAGES = ROOT / "docs" / "images"
-ROUNDS = 3
+ROUNDS = 8
 
 
 async def nothing(_: Page) -> None:
@@ -35,7 +35,7 @@ async def compare(page: Page) -> None:
     for answer in await answers.all():
         await complete(answer)
         await expect(answer.locator(".markdown")).to_be_visible()
-    await answers.first.get_by_text("Thought").click()
+    await answers.first.get_by_text("Thought").first.click()
     await page.evaluate("() => scrollTo(0, document.documentElement.scrollHeight)")
 
 
@@ -66,8 +66,8 @@ class Shot:
 
 SHOTS = (
     Shot("console-login", "/console/login", logged_in=False),
-    Shot("console-overview", "/console/overview"),
-    Shot("console-overview-dark", "/console/overview", scheme="dark"),
+    Shot("console-overview", "/console/overview?hours=0.25"),
+    Shot("console-overview-dark", "/console/overview?hours=0.25", scheme="dark"),
     Shot("console-overview-phone", "/console/overview", width=PHONE),
     Shot("console-models", "/console/models"),
     Shot("console-model", "/console/models/demo"),

@@ -282,11 +282,13 @@ async def test_bars_of_durations_are_of_the_requests_that_are_shown(gateway: Gat
     for seconds in (0.3, 1.5, 1.7):
         end(gateway, seconds=seconds)
     end(gateway, "key-00000000", seconds=70.0)
+    end(gateway, seconds=0.001, status=429, error="rate_limit_exceeded")
     async with visiting(gateway, KEY) as owner:
         bars = (await regions(owner))["durations"]
         assert "2 requests, 1.0 s to 2.0 s" in bars
         assert 'href="/console/requests?slower_than_s=1&amp;at_most_s=2"' in bars
         assert "50.0 s to" not in bars
+        assert "of 3 requests" in bars
         assert (
             bars.split()
             == (await owner.get(PAGE))

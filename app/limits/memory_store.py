@@ -24,34 +24,29 @@ class MemoryStore:
 
     def decide(self, terms: Terms, now: float) -> Reading:
         """Admit a request and charge all its limits, or none. `now`: monotonic seconds."""
-        burst_s, full_at, taken, scope = self._burst_s, self._full_at, self._busy, terms.scope
+        burst_s, full_at, taken = self._burst_s, self._full_at, self._busy
         debts: list[float] = []
         charged: dict[str, float] = {}  # stored once every limit has passed, like `held`
         for place, cost_s in terms.costs.items():
             debt_s = full_at.get(place, now) - now
-            if debt_s < 0.0:
-                debt_s = 0.0
-            owed_s = debt_s + cost_s
+            owed_s = debt_s + cost_s if debt_s > 0.0 else cost_s
+            # A debt and cost that fit into the burst need not wait.
+            if owed_s > burst_s and bucket.wait(debt_s, cost_s, burst_s):
+                return self._refuse(terms, now)
             if cost_s:
-                # A debt and cost that fit into the burst need not wait.
-                if owed_s > burst_s and bucket.wait(debt_s, cost_s, burst_s):
-                    return self._refuse(terms, now)
                 charged[place] = now + owed_s
             debts.append(owed_s)
-        busy: list[int] = []
         held: dict[str, int] = {}
-        for slot in scope.slots:
-            count = taken.get(slot.place, 0) + 1
+        for slot in terms.scope.slots:
+            held[slot.place] = count = taken.get(slot.place, 0) + 1
             if count > slot.limit:
                 return self._refuse(terms, now)
-            held[slot.place] = count
-            busy.append(count)
         full_at.update(charged)
         taken.update(held)
         self._decisions += 1
         if self._decisions >= DECISIONS_PER_EVICTION:
             self._evict(now)
-        return Reading(True, debts, busy)
+        return Reading(True, debts, [*held.values()])
 
     def release(self, terms: Terms, tokens: float, now: float) -> None:
         """Release the slots of a decision, and charge `tokens` instead of the reserved ones."""

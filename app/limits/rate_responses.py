@@ -1,5 +1,6 @@
 """Rate-limit headers as OpenAI's API has them, and refusals with Retry-After. Pure."""
 
+from functools import lru_cache
 from math import ceil, inf
 
 from app.errors import Headers, RateLimited
@@ -9,8 +10,6 @@ from app.limits.terms import HEADER_NAMES, BucketTerm, Kind, Reading, SlotTerm, 
 
 # Retry-After for a concurrency limit: the end of the running requests is unknown.
 SLOT_RETRY_S = 1.0
-# Encoded resets below a second, by milliseconds: those of most responses.
-_SHORT = [b"0s", *(b"%dms" % milliseconds for milliseconds in range(1, 1000))]
 
 
 def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
@@ -35,15 +34,11 @@ def header_lines(terms: Terms, reading: Reading, burst_s: float) -> bytes:
     # The common case, one bucket of each kind, without a call per number.
     first, second = terms.scope.buckets
     first_s, second_s = reading.debts
-    first_left = (burst_s - first_s) * first.limit / 60.0 + 1e-6
-    second_left = (burst_s - second_s) * second.limit / 60.0 + 1e-6
-    first_ms = ceil((first_s - EPSILON_S) * 1000)
-    second_ms = ceil((second_s - EPSILON_S) * 1000)
     return lines % (
-        first_left if first_left > 0.0 else 0,
-        _SHORT[first_ms] if first_ms < 1000 else duration(first_s).encode(),
-        second_left if second_left > 0.0 else 0,
-        _SHORT[second_ms] if second_ms < 1000 else duration(second_s).encode(),
+        max((burst_s - first_s) * first.limit / 60.0 + 1e-6, 0),
+        _duration(ceil((first_s - EPSILON_S) * 1000)),
+        max((burst_s - second_s) * second.limit / 60.0 + 1e-6, 0),
+        _duration(ceil((second_s - EPSILON_S) * 1000)),
     )
 
 
@@ -141,13 +136,17 @@ def duration(seconds: float) -> str:
 
     Rounded up to whole milliseconds, so that a client that waits this long has waited enough.
     """
-    milliseconds = ceil((seconds - EPSILON_S) * 1000)
+    return _duration(ceil((seconds - EPSILON_S) * 1000)).decode()
+
+
+@lru_cache(maxsize=1024)  # most are below a second
+def _duration(milliseconds: int) -> bytes:
     if milliseconds < 1000:
-        return f"{milliseconds}ms" if milliseconds > 0 else "0s"
+        return b"%dms" % milliseconds if milliseconds > 0 else b"0s"
     # Below a minute there are at most five digits, and %g writes six.
     if milliseconds < 60_000:
-        return f"{milliseconds / 1000:g}s"
+        return b"%gs" % (milliseconds / 1000)
     minutes, rest = divmod(milliseconds, 60_000)
     hours, minutes = divmod(minutes, 60)
-    text = f"{minutes}m{rest / 1000:g}s"
-    return f"{hours}h{text}" if hours else text
+    text = b"%dm%gs" % (minutes, rest / 1000)
+    return b"%dh%b" % (hours, text) if hours else text

@@ -41,8 +41,9 @@ class Reservation(msgspec.Struct, eq=False):
 
         A budget in money counts each kind of token at the model's price.
         """
-        uncached = usage.prompt - usage.cached + usage.completion
-        tokens = uncached + self.cached_weight * usage.cached
+        tokens: float = usage.prompt + usage.completion
+        if usage.cached:
+            tokens -= (1.0 - self.cached_weight) * usage.cached
         self.decision.settle(tokens)
         if self.fallback is not None:
             self.fallback.settle(tokens)

@@ -102,7 +102,7 @@ async def _handle_large(
 
 async def _handle_stored(services: RelayServices, request: RequestContext) -> None:
     """Handle a request for a stored response."""
-    request.timeline.begin_limits(perf_counter())
+    request.timeline.limits_began = perf_counter()
     with await _count_request(services, request):
         await relay_stored_response(services, request)
 
@@ -128,7 +128,7 @@ async def _serve(
     assert binding is not None
     tokens = reserved_tokens(plan.cost, endpoint, bounds.tokenize_weight)
     terms = (binding.precharged_limits if precharged else binding.limits).terms(tokens)
-    request.timeline.begin_limits(planned_at)
+    request.timeline.limits_began = planned_at
     limiter = services.limiter
     decision = limiter.decide_at_once(terms) or await limiter.decide_terms(terms)
     request.exchange.rate_lines = decision.header_lines

@@ -177,7 +177,7 @@ def is_json(content_type: bytes) -> bool:
 
 def parse(content_type: bytes, raw: bytes) -> ParsedBody:
     """Parse a quick body. Raises InvalidJson, MissingModel, BadRequest."""
-    if is_form(content_type):
+    if content_type != JSON and is_form(content_type):
         scan = BodyScan(content_type)
         scan.feed(raw)
         return scan.finish(raw)

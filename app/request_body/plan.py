@@ -6,7 +6,7 @@ from app.errors import OutputTooLong
 from app.request_body.body import ParsedBody, check_media
 from app.request_body.endpoint import MESSAGES, RESPONSES
 from app.request_body.field_rules import FieldRules
-from app.request_body.media_rules import NO_ADDRESSES
+from app.request_body.media_rules import NO_ADDRESSES, may_name_media
 from app.request_body.response_storage import restrict_storage
 from app.request_body.rewrite import (
     OUTPUT_FIELDS,
@@ -98,12 +98,14 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
         rewrite = rewrite_body(label, body, model.bounds, rules.fields, rules.salt)
         if label == RESPONSES:
             rewrite = restrict_storage(rewrite, body, stores=model.stores_responses)
-    media = check_media(
-        body,
-        model.media_domains,
-        uuids=model.isolation == "none",
-        anthropic=label.startswith(MESSAGES),
-    )
+    media = NO_ADDRESSES
+    if body.members and (body.name_ends is not None or may_name_media(body.raw)):
+        media = check_media(
+            body,
+            model.media_domains,
+            uuids=model.isolation == "none",
+            anthropic=label.startswith(MESSAGES),
+        )
     usual = rules.usual_cost
     cost = None
     if usual is not None and media == NO_ADDRESSES:

@@ -116,7 +116,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 class UsualCost(msgspec.Struct, frozen=True):
     """Estimates most requests, of one prompt and one answer of text, from what is known before."""
 
-    output_fields: tuple[str, ...]
+    output_fields: frozenset[str]
     longest: int | None
     default_output: int
 
@@ -125,7 +125,7 @@ class UsualCost(msgspec.Struct, frozen=True):
         """Return the estimator of an endpoint; None: each request needs `estimate_cost`."""
         if endpoint not in (CHAT, MESSAGES):
             return None
-        return cls(OUTPUT_FIELDS[endpoint], longest, default_output)
+        return cls(frozenset(OUTPUT_FIELDS[endpoint]), longest, default_output)
 
     def estimate(self, body: ParsedBody, rewrite: Rewrite) -> Cost | None:
         """Return what `estimate_cost` returns; None for a request that is not like most."""
@@ -134,29 +134,23 @@ class UsualCost(msgspec.Struct, frozen=True):
             _UNUSUAL.isdisjoint(members) and _UNUSUAL_CHANGES.isdisjoint(rewrite.changes)
         ):
             return None
-        stated = 0
-        for name in self.output_fields:
-            if name in members:
-                try:
-                    number = _whole_number.decode(members[name])
-                except msgspec.DecodeError:
-                    return None
-                if number > stated:
-                    stated = number
+        length = plausible_output = longest or PLAUSIBLE_LENGTH
+        output = self.default_output
+        if limits := self.output_fields.intersection(members):
+            try:
+                output = max([_whole_number.decode(members[name]) for name in limits])
+            except msgspec.DecodeError:
+                return None
+            if output < PLAUSIBLE_LENGTH:
+                plausible_output = output
         size = len(body.raw)
-        prompt, most_prompt = size // BYTES_PER_TOKEN, sum(map(len, members.values()))
-        output = most_output = stated or self.default_output
-        length = plausible_prompt = longest or PLAUSIBLE_LENGTH
+        prompt, most_prompt = size // BYTES_PER_TOKEN, min(sum(map(len, members.values())), length)
         if longest is None:
             plausible_prompt = max(size, length)
-        else:
-            prompt, most_output = min(prompt, longest), min(output, longest)
-            output = min(output, max(longest - prompt, 1))
-        plausible_output = stated if 0 < stated < PLAUSIBLE_LENGTH else length
-        most_prompt = min(most_prompt, length)
-        return Cost(
-            prompt, output, most_prompt, 1, plausible_prompt, plausible_output, most_output, longest
-        )
+            return Cost(prompt, output, most_prompt, 1, plausible_prompt, plausible_output, output)
+        prompt, most_output = min(prompt, longest), min(output, longest)
+        output = min(output, max(longest - prompt, 1))
+        return Cost(prompt, output, most_prompt, 1, length, plausible_output, most_output, longest)
 
 
 def estimate_cost(

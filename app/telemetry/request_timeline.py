@@ -44,7 +44,7 @@ class RequestTimeline(msgspec.Struct, gc=False):
     started: float
     # When the caller was known; None also where neither that nor the body took a wait.
     authenticated: float | None = None
-    limits_began: float | None = None
+    limits_began: float | None = None  # when the body was read, and limits were checked
     # The first attempt, as long as only this is known of it and nothing came before.
     engine: str | None = None
     asked: float | None = None
@@ -60,10 +60,6 @@ class RequestTimeline(msgspec.Struct, gc=False):
         """Note that the caller is known; needed only after a wait for that, or before one."""
         if self.authenticated is None:
             self.authenticated = perf_counter()
-
-    def begin_limits(self, now: float) -> None:
-        """Note that the body is read, and that limits are checked from `now` (perf_counter) on."""
-        self.limits_began = now
 
     def begin(self, name: str, position: int | None = None) -> None:
         """Note that a wait begins now; `position` is its place in the queue."""

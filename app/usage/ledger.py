@@ -133,8 +133,24 @@ class Ledger:
     def end(self, record: RequestRecord, timeline: RequestTimeline) -> EndedRequest:
         """Return a request as ended now, and store it if it belongs here. Raises nothing."""
         ended = EndedRequest(record, timeline, self._clock(), self._name)
-        if record.engine is not None or self._is_kept_failure(ended):
-            self._add(ended)
+        if record.engine is None and not self._is_kept_failure(ended):
+            return ended
+        batch = self._open
+        # The open batch counts among those that wait.
+        if len(batch.records) >= BATCH and (len(self._closed) + 2) * BATCH <= self._max_waiting:
+            self._close_batch()
+            batch = self._open
+        if self._listener is not None:
+            self._listener(batch.number, ended)
+        count = len(batch.records)
+        if count >= BATCH or self._ended:
+            self._overflow(1)
+            return ended
+        batch.records.append(ended)
+        if count == 0:
+            self._begun.set()
+        elif count == BATCH - 1:
+            self._full.set()
         return ended
 
     def _is_kept_failure(self, ended: EndedRequest) -> bool:
@@ -145,24 +161,6 @@ class Ledger:
             self._failures_at, self._failures = second, 0
         self._failures += 1
         return self._failures <= FAILURES_PER_S
-
-    def _add(self, ended: EndedRequest) -> None:
-        count = len(self._open.records)
-        # The open batch counts among those that wait.
-        if count >= BATCH and (len(self._closed) + 2) * BATCH <= self._max_waiting:
-            self._close_batch()
-            count = 0
-        batch = self._open
-        if self._listener is not None:
-            self._listener(batch.number, ended)
-        if count >= BATCH or self._ended:
-            self._overflow(1)
-            return
-        batch.records.append(ended)
-        if count == 0:
-            self._begun.set()
-        elif count == BATCH - 1:
-            self._full.set()
 
     async def run(self) -> None:
         """Write new records and delete old ones, until `close` or cancellation."""

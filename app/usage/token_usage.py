@@ -145,7 +145,10 @@ def _read(said: _Usage) -> Usage | None:
             seconds = said.seconds
             return None if seconds is None else Usage(max(seconds, 0) * TOKENS_PER_SECOND, 0)
         prompt = said.total_tokens - completion
-    return _bounded(prompt, completion, said.prompt_tokens_details, said.completion_tokens_details)
+    details, completion_details = said.prompt_tokens_details, said.completion_tokens_details
+    if details is None and completion_details is None and prompt >= 0 <= completion:
+        return Usage(prompt, completion)
+    return _bounded(prompt, completion, details, completion_details)
 
 
 def _read_inputs(said: _Usage) -> Usage:
@@ -161,8 +164,6 @@ def _read_inputs(said: _Usage) -> Usage:
 def _bounded(
     prompt: int, completion: int, prompt_details: _Details | None, details: _Details | None
 ) -> Usage:
-    if prompt_details is None and details is None and prompt >= 0 <= completion:
-        return Usage(prompt, completion)
     cached = (prompt_details.cached_tokens if prompt_details else None) or 0
     reasoning = (details.reasoning_tokens if details else None) or 0
     if 0 <= cached <= prompt and 0 <= reasoning <= completion:

@@ -393,8 +393,9 @@ class Metrics:
             if counts is None:
                 counts = self._token_counts[model] = [0, 0, 0]
             counts[0] += tokens.prompt
-            counts[1] += tokens.cached
             counts[2] += tokens.completion
+            if tokens.cached:
+                counts[1] += tokens.cached
 
     @property
     def completion_tokens(self) -> int:

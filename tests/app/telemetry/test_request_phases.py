@@ -49,7 +49,7 @@ def admitted(clock: Clock) -> RequestTimeline:
     timeline = RequestTimeline(clock.now)
     clock.now = 100.01
     timeline.note_authenticated()
-    timeline.begin_limits(100.02)
+    timeline.limits_began = 100.02
     return timeline
 
 
@@ -155,7 +155,7 @@ def note(timeline: RequestTimeline, kind: str, now: float) -> None:
         case "authenticated":
             timeline.note_authenticated()
         case "limits":
-            timeline.begin_limits(now)
+            timeline.limits_began = now
         case "load_wait" | "queue":
             timeline.begin(kind)
         case "end" | "none" if waits:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from app.errors import Dialect, GatewayError
+from app.head_facts import HeadFacts
 from engines.base import Headers
 
 __all__ = [
@@ -54,6 +55,7 @@ class ClientExchange(Protocol):
     query: bytes
     headers: list[tuple[bytes, bytes]]  # names in lower case
     by_name: dict[bytes, bytes]  # the same, the last of several of one name
+    facts: HeadFacts  # the same for requests with the same head
     request_id: str  # the client's x-request-id where it is harmless, a new one otherwise
     received_at: float  # by perf_counter; of a pipelined request, when its turn has come
 

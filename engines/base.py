@@ -209,6 +209,10 @@ class EngineResponse(Protocol):
         """True when nothing is left: the next `read` returns b"" without waiting."""
         ...
 
+    def take(self) -> bytes:
+        """Return all bytes that have arrived; b"" where there are none."""
+        ...
+
     async def read(self) -> bytes:
         """Return all bytes that have arrived, waiting for the first; b"" at the end.
 

@@ -28,6 +28,7 @@ from app.auth.presented_key import invalid_key, is_token, presented_key
 from app.auth.principal import Allowed, Owner, Principal, Role
 from app.database import DatabaseBusy, DatabaseError, DatabaseUnavailable
 from app.errors import Headers, InvalidApiKey, PermissionDenied, ServiceUnavailable
+from app.head_facts import HeadFacts
 from app.settings import NO_LIMITS, LimitSettings, digest
 
 if TYPE_CHECKING:  # imported only where access tokens are accepted
@@ -132,19 +133,21 @@ class Authenticator:
         """False while no key can be checked: there is none but in the store, never reached yet."""
         return not self._enabled or bool(self._static) or self._revision is not None
 
-    def recall(self, headers: Headers) -> Principal | None:
+    def recall(self, headers: Headers, facts: HeadFacts) -> Principal | None:
         """Return the caller from the cache; None if only `look_up` can tell.
 
-        Raises InvalidApiKey, and ServiceUnavailable after the grace period of an unavailable store.
+        The digest of the key is noted in `facts` of these headers. Raises InvalidApiKey, and
+        ServiceUnavailable after the grace period of an unavailable store.
         """
         if not self._enabled:
             return self._anonymous
-        key = presented_key(headers)
-        key_digest = digest(key)
+        key_digest = facts.key_digest
+        if key_digest is None:
+            key_digest = facts.key_digest = digest(presented_key(headers))
         principal = self._static.get(key_digest)
         if principal is not None:
             return principal
-        entry = self._cached(key, key_digest)
+        entry = self._known.get(key_digest) or self._cached(presented_key(headers), key_digest)
         return None if entry is None else self._admit(entry, admin=False)
 
     async def look_up(self, headers: Headers) -> Principal:
@@ -157,7 +160,7 @@ class Authenticator:
 
     async def authenticate(self, headers: Headers) -> Principal:
         """Return the caller. Raises InvalidApiKey and ServiceUnavailable."""
-        return self.recall(headers) or await self.look_up(headers)
+        return self.recall(headers, HeadFacts()) or await self.look_up(headers)
 
     async def admin(self, headers: Headers) -> Principal:
         """Return the caller of /admin, which requires a key even if authentication is off.

@@ -13,6 +13,7 @@ from app.console.session import LIFETIME_S, Session, request_token
 from app.console.visitor import Visitor
 from app.database import SharedSecret
 from app.errors import InvalidApiKey, PermissionDenied
+from app.head_facts import HeadFacts
 from app.settings import digest
 
 COOKIE = "gateway_console"
@@ -133,7 +134,7 @@ class SessionCallers:
     def __init__(self, sign_in: SignIn) -> None:
         self._sign_in = sign_in
 
-    def recall(self, headers: RequestHeaders) -> Principal | None:
+    def recall(self, headers: RequestHeaders, facts: HeadFacts) -> Principal | None:
         """Return None: only `look_up` finds the caller of a session."""
         return None
 

@@ -54,7 +54,9 @@ class Attempts(msgspec.Struct, eq=False):
         if self.fault is not None:
             self.metrics.retries.add((self.fault.reason,))
         self.reached = request.model, request.engine
-        request.model, request.engine = model.name, replica.engine.name
+        request.model = model.name
+        request.engine = engine = replica.engine.name
+        request.timeline.begin_attempt(engine, self.fault)
         return replica
 
     def _choose(self, left: list[Replica]) -> Replica:

@@ -30,14 +30,15 @@ class BufferedResponse:
     def ended(self) -> bool:
         return not self._body and self._response.ended
 
+    def take(self) -> bytes:
+        body, self._body = self._body, b""
+        return body or self._response.take()
+
     async def read(self) -> bytes:
-        if self._body:
-            body, self._body = self._body, b""
-            return body
-        return await self._response.read()
+        return self.take() or await self._response.read()
 
     async def pump(self, sink: Callable[[bytes], bool]) -> bool:
-        if self._body and not sink(await self.read()):
+        if self._body and not sink(self.take()):
             return False
         return await self._response.pump(sink)
 

@@ -3,20 +3,13 @@
 import logging
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Self
 
 import msgspec
 
 from app.continuation import ENDPOINTS, WITH_IDS, Origin, Recording, Ways, choose_ways
-from app.relay.engine_call import EngineCall, build_engine_request
+from app.relay.engine_call import CHATS, EngineCall, build_engine_request
 from app.relay.request_context import RequestContext
-from app.relay.services import RelayServices
-from app.request_body import (
-    RESPONSES,
-    BodyPlan,
-    new_response_id,
-    with_response_id,
-)
+from app.request_body import BodyPlan, with_response_id
 from app.routing import ContinuationTerms, Model, Replica
 
 log = logging.getLogger(__name__)
@@ -25,7 +18,7 @@ _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class CallBuilder(msgspec.Struct, frozen=True):
-    """One request on its way to the engines of a model."""
+    """One request on its way to the engines of a model, under one ID."""
 
     plan: BodyPlan
     request: RequestContext
@@ -34,57 +27,35 @@ class CallBuilder(msgspec.Struct, frozen=True):
     response_id: str | None  # of a response that the engine stores
     long_prompts: set[str]  # models of which the log says that a prompt was too long
 
-    @classmethod
-    def of(
-        cls,
-        services: RelayServices,
-        plan: BodyPlan,
-        request: RequestContext,
-        model: Model,
-    ) -> Self:
-        """Return the builder of a request, with new IDs for it and for a stored response."""
-        response_id = None
-        if request.endpoint.label == RESPONSES:
-            response_id = new_response_id(plan.rewrite, plan.body)
-        engine_id = services.engine_ids.next(request.exchange.request_id)
-        return cls(plan, request, model, engine_id, response_id, services.long_prompts)
-
-    def build(self, replica: Replica) -> EngineCall:
-        """Return the call of a replica's engine; its stream is recorded if it can go on."""
-        terms = self.model.continuation
-        if terms is None:
-            return self._call(replica)
-        recording = self._recording(replica, terms)
-        if recording is None or recording.answer is None:
-            return self._call(replica, _NOTHING, recording)
-        return self._call(replica, WITH_IDS, recording)
-
-    def build_continuation(
-        self, replica: Replica, changes: Mapping[str, bytes], recording: Recording
-    ) -> EngineCall:
-        """Return the call of the engine at which the stream goes on."""
-        recording.origin = Origin.of(replica)
-        return self._call(replica, changes, recording)
-
-    def _call(
+    def build(
         self,
         replica: Replica,
         more: Mapping[str, bytes] = _NOTHING,
         recording: Recording | None = None,
     ) -> EngineCall:
-        plan = self.plan
-        rewrite = plan.rewrite
-        changes, dropped, model_line = rewrite.changes, rewrite.dropped, self.model.header_line
+        """Return the call of a replica's engine; a new stream is recorded if it can go on.
+
+        With `more` changes and its `recording`, a stream goes on at this engine.
+        """
+        plan, request, model = self.plan, self.request, self.model
+        changes, dropped, model_line = plan.rewrite.changes, plan.rewrite.dropped, model.header_line
+        if recording is None and model.continuation is not None:
+            recording = self._recording(replica, model.continuation)
+            if recording is not None and recording.answer is not None:
+                more = WITH_IDS
         if self.response_id is not None:
             changes = with_response_id(changes, self.response_id)
         if more:
             changes = {**changes, **more}
         if dropped:
             model_line += _dropped_line(dropped)
-        raw = plan.body.for_engine(self.model.served_name(replica), changes, dropped)
-        priority = self.request.principal.priority if replica.by_priority else None
-        engine_request = build_engine_request(self.request, raw, self.engine_id, priority)
-        return EngineCall(engine_request, plan, model_line, recording, replica.fingerprint)
+        raw = plan.body.for_engine(model.served_name(replica), changes, dropped)
+        priority = request.principal.priority if replica.by_priority else None
+        engine_request = build_engine_request(request, raw, self.engine_id, priority)
+        both_fields = model.both_reasoning_fields and request.endpoint.label in CHATS
+        return EngineCall(
+            engine_request, plan, model_line, recording, replica.fingerprint, both_fields
+        )
 
     def _recording(self, replica: Replica, terms: ContinuationTerms) -> Recording | None:
         """Return the record of a stream; None where the request asks for none."""

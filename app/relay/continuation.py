@@ -230,7 +230,8 @@ class StreamContinuation:
         target.in_flight += 1
         try:
             changes = await self._prepare(target, way, interruption)
-            call = self._calls.build_continuation(target, changes, self._recording)
+            self._recording.origin = Origin.of(target)
+            call = self._calls.build(target, changes, self._recording)
             request.engine = target.engine.name
             request.timeline.begin_attempt(target.engine.name, fault)
             log.warning(

@@ -8,6 +8,7 @@ import os
 
 import msgspec
 
+from app.asgi import ClientExchange, Headers
 from app.continuation import Recording
 from app.relay.reasoning_field import BothFieldsMeter
 from app.relay.request_context import RequestContext
@@ -35,7 +36,7 @@ PRIORITY_HEADER = b"x-vllm-priority"
 LOGPROBS = ("logprobs", "top_logprobs", "include")
 NO_LOGPROBS = (*ABSENT, b"false")
 # Endpoints whose responses have messages with a reasoning.
-_CHATS = (CHAT, BATCH)
+CHATS = (CHAT, BATCH)
 _SUFFIX_BYTES = 8
 _SUFFIXES_AT_ONCE = 512
 
@@ -52,6 +53,8 @@ class EngineCall(msgspec.Struct, frozen=True):
     recording: Recording | None = None
     # The engine's, of its latest stream.
     fingerprint: str | None = None
+    # The client gets `reasoning_content` beside `reasoning`.
+    both_fields: bool = False
 
     @property
     def prompt(self) -> int:
@@ -68,16 +71,11 @@ class EngineCall(msgspec.Struct, frozen=True):
         """True if the client asked for bytes without their metadata."""
         return self.plan is not None and self.plan.rewrite.withhold_metadata
 
-    def has_both_fields(self, endpoint: str) -> bool:
-        """Return whether the client gets `reasoning_content` beside `reasoning`."""
-        plan = self.plan
-        return plan is not None and plan.model.both_reasoning_fields and endpoint in _CHATS
-
     def meter(self, endpoint: str) -> StreamMeter:
         """Return a meter for the stream."""
         if (plan := self.plan) is None:
             return StreamMeter()
-        kind = BothFieldsMeter if self.has_both_fields(endpoint) else StreamMeter
+        kind = BothFieldsMeter if self.both_fields else StreamMeter
         meter = kind(
             withhold=plan.rewrite.withhold_usage,
             one_choice=plan.rewrite.one_choice,
@@ -127,23 +125,29 @@ def build_engine_request(
 ) -> EngineRequest:
     """Return the engine's request; `priority` is for engines that schedule by it."""
     exchange = request.exchange
-    target, by_name = exchange.path, exchange.by_name
+    target = exchange.path
     # The path is on the allow-list, so it needs no quoting.
     if exchange.query and not (request.endpoint.names_model and exchange.method == "GET"):
         target += "?" + exchange.query.decode("latin-1")
-    headers = [(b"x-request-id", engine_id.encode())]
-    # Of several content types the one by which the gateway parsed; vLLM would take another. What
-    # is no form was parsed as JSON: `curl -d` calls it a form of another kind.
-    content_type = by_name.get(b"content-type", b"")
-    if body and not (is_json(content_type) or is_form(content_type)):
-        content_type = JSON
-    if content_type:
-        headers.append((b"content-type", content_type))
     trace_headers = request.timeline.trace_headers()
-    forwarded = _FORWARDED_TRACED if trace_headers else _FORWARDED
-    if not forwarded.isdisjoint(by_name):
-        headers += [pair for pair in exchange.headers if pair[0] in forwarded]
+    headers = exchange.facts.engine_headers if body and not trace_headers else None
+    if headers is None:
+        headers = _forwarded_headers(exchange, has_body=bool(body), traced=bool(trace_headers))
+        if body and not trace_headers:
+            exchange.facts.engine_headers = headers
+    headers = [(b"x-request-id", engine_id.encode()), *headers, *trace_headers]
     if priority is not None:
         headers.append((PRIORITY_HEADER, b"%d" % priority))
-    headers += trace_headers
     return EngineRequest(exchange.method, target, headers, body)
+
+
+def _forwarded_headers(exchange: ClientExchange, *, has_body: bool, traced: bool) -> Headers:
+    """Return the headers of a request that its engine gets."""
+    # Of several content types the one by which the gateway parsed; vLLM would take another. What
+    # is no form was parsed as JSON: `curl -d` calls it a form of another kind.
+    content_type = exchange.header(b"content-type")
+    if has_body and not (is_json(content_type) or is_form(content_type)):
+        content_type = JSON
+    headers = [(b"content-type", content_type)] if content_type else []
+    forwarded = _FORWARDED_TRACED if traced else _FORWARDED
+    return headers + [pair for pair in exchange.headers if pair[0] in forwarded]

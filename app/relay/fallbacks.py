@@ -61,6 +61,7 @@ class Fallback:
         self._may_wait = isinstance(fault, EngineUnavailable)
         # The engine that died with it, or refused it while it counts as READY.
         self._lost = model_request.lost
+        model_request.planned_at = 0.0
         self._waited = False  # for its own model
         self._yielded = False  # it has left its model for a fallback that is up sooner
         self._returns_left = MAX_RETURNS

@@ -43,14 +43,15 @@ async def forward(
         request.timeline.answered(status)
         if on_head is not None:
             await on_head(status)
-        head = read_head(response, call)
+        headers, is_stream, usage = read_head(response, call)
         exchange.model_line = call.model_line
-        if head.is_stream:
-            await _forward_stream(services, response, call, request, result, head.headers, replica)
+        if is_stream:
+            await _forward_stream(services, response, call, request, result, headers, replica)
         elif result.meter is not None:
             raise EngineFailed("the engine did not go on with a stream")
         else:
-            await forward_plain(response, request, head, result, call)
+            result.usage = usage
+            await forward_plain(response, request, headers, result, call)
     except Truncated:
         broken = True  # its body ends in order all the same
         raise

@@ -27,7 +27,15 @@ from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
-from app.request_body import BodyPlan, ParsedBody, check_taken, media_kinds, plan_body
+from app.request_body import (
+    RESPONSES,
+    BodyPlan,
+    ParsedBody,
+    check_taken,
+    media_kinds,
+    new_response_id,
+    plan_body,
+)
 from app.residency import ModelLease, StartWait
 from app.routing import Model, Replica
 from app.telemetry import LOAD_WAIT, QUEUE
@@ -42,8 +50,7 @@ class ModelRequest(msgspec.Struct, eq=False):
     services: RelayServices
     request: RequestContext
     reservation: Reservation
-    # When the request was planned, by perf_counter; 0.0 once it was at the requested model, which
-    # comes first.
+    # When the request was planned, by perf_counter; 0.0 once it has failed at the requested model.
     planned_at: float
     # By model: engines that failed after they had been sent the request.
     deaths_by_model: dict[str, int] = {}
@@ -63,13 +70,12 @@ class ModelRequest(msgspec.Struct, eq=False):
         Awaiting raises CANNOT_SERVE. The wait for a load ends early when a fallback of `chain` is
         up before. `tokens`: what it may take, for its turn in the queue.
         """
-        planned_at, self.planned_at = self.planned_at, 0.0
         if plan.model.on_demand:
-            return self._serve_on_demand(plan, tokens, planned_at, chain)
-        return self._serve_loaded(plan, tokens, planned_at)
+            return self._serve_on_demand(plan, tokens, chain)
+        return self._serve_loaded(plan, tokens)
 
     async def _serve_on_demand(
-        self, plan: BodyPlan, tokens: int, planned_at: float, chain: FallbackChain | None
+        self, plan: BodyPlan, tokens: int, chain: FallbackChain | None
     ) -> None:
         """Serve the request while its model is kept loaded. Raises CANNOT_SERVE."""
         if not plan.model.ready:
@@ -79,22 +85,86 @@ class ModelRequest(msgspec.Struct, eq=False):
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
         with await self._lease(plan.model, chain) as lease:
-            await self._serve_loaded(plan, tokens, planned_at, lease)
+            await self._serve_loaded(plan, tokens, lease)
 
     async def _serve_loaded(
-        self, plan: BodyPlan, tokens: int, planned_at: float, lease: ModelLease | None = None
+        self, plan: BodyPlan, tokens: int, lease: ModelLease | None = None
     ) -> None:
-        """Serve the request once the model, which is loaded, has a free slot."""
-        services, base = self.services, plan.model.base
+        """Serve the request once the model, which is loaded, has a free slot.
+
+        Its replicas are tried in turn; what that took is settled, however it ends.
+        """
+        services, request, deaths = self.services, self.request, self.deaths_by_model
+        name, base, canceled, result = plan.model.name, plan.model.base, False, CallResult()
         permit = services.admission.try_acquire(base) or await self._queue(base, tokens)
         with permit:
             # A reload may have replaced its engines while the request waited.
             model = services.catalogue.current(plan.model)
-            binding = self.request.binding
-            if planned_at and binding is not None:
-                waited_s = self.request.queued_s or 0.0
-                binding.overhead.observe(perf_counter() - planned_at - waited_s)
-            await self._send(plan, model, permit, lease)
+            if self.planned_at and request.binding is not None:
+                waited_s = request.queued_s or 0.0
+                request.binding.overhead.observe(perf_counter() - self.planned_at - waited_s)
+            response_id, on_head = None, None
+            if request.endpoint.label == RESPONSES:
+                response_id = new_response_id(plan.rewrite, plan.body)
+            engine_id = services.engine_ids.next(request.exchange.request_id)
+            calls = CallBuilder(plan, request, model, engine_id, response_id, services.long_prompts)
+            attempts = Attempts(model, plan, request, services.metrics, deaths.get(name, 0))
+            try:
+                while True:
+                    replica = attempts.next_replica()
+                    replica.in_flight += 1
+                    try:
+                        call = calls.build(replica)
+                        if response_id is not None:
+                            on_head = partial(self._claim, response_id, model, replica)
+                        await forward(services, replica, call, request, result, on_head)
+                    except EngineError as error:
+                        attempts.note_failure(replica, error)
+                    except NotRouted:
+                        raise model.not_served(
+                            request.endpoint.label, request.requested_model
+                        ) from None
+                    except Interrupted as error:
+                        interrupted = error
+                        break
+                    else:
+                        if result.fingerprint is not None:
+                            replica.fingerprint = result.fingerprint or replica.fingerprint
+                        return
+                    finally:
+                        replica.in_flight -= 1
+                deaths[name] = attempts.deaths
+                await self._go_on(calls, result, interrupted, permit, lease)
+            except (asyncio.CancelledError, ClientStalled):
+                canceled = not request.stream_ended
+                raise
+            finally:
+                if attempts.deaths:
+                    deaths[name] = attempts.deaths
+                self.lost = attempts.lost
+                if request.engine is not None:
+                    self._settle(plan, result, canceled=canceled)
+                if request.ttft_s is not None:
+                    services.metrics.time_to_first_token.observe((name,), request.ttft_s)
+
+    async def _go_on(
+        self,
+        calls: CallBuilder,
+        result: CallResult,
+        interrupted: Interrupted,
+        permit: Permit,
+        lease: ModelLease | None,
+    ) -> None:
+        """Let an interrupted stream go on at another engine."""
+        renew = None
+        if lease is not None:
+            wait_s = interrupted.recording.terms.wait_s
+            renew = partial(self._renew, lease, calls.model.base, wait_s)
+        continuation = StreamContinuation(
+            self.services, calls, result, interrupted,
+            permit=permit, renew_lease=renew,
+        )  # fmt: skip
+        await continuation.run(self.deaths)
 
     async def _check_media(self, plan: BodyPlan) -> None:
         """Raise MediaNotTaken for media of a kind that the model is known not to take."""
@@ -145,68 +215,6 @@ class ModelRequest(msgspec.Struct, eq=False):
         """Release an on-demand model, and wait for its next load. Raises what `wait` raises."""
         again = partial(self.services.loader.lease, model, bound_s=wait_s, resumed=True)
         await lease.renew(lambda: self.wait(LOAD_WAIT, again()))
-
-    async def _send(
-        self,
-        plan: BodyPlan,
-        model: Model,
-        permit: Permit,
-        lease: ModelLease | None,
-    ) -> None:
-        """Send the request to one of the model's engines, and settle what that took."""
-        services, request, deaths = self.services, self.request, self.deaths_by_model
-        calls = CallBuilder.of(services, plan, request, model)
-        before = deaths.get(model.name, 0) if deaths else 0
-        attempts = Attempts(model, plan, request, services.metrics, before)
-        result = CallResult()
-        canceled = False
-        try:
-            while True:
-                replica = attempts.next_replica()
-                replica.in_flight += 1
-                try:
-                    request.timeline.begin_attempt(replica.engine.name, attempts.fault)
-                    call = calls.build(replica)
-                    on_head = None
-                    if calls.response_id is not None:
-                        on_head = partial(self._claim, calls.response_id, model, replica)
-                    await forward(services, replica, call, request, result, on_head)
-                except EngineError as error:
-                    attempts.note_failure(replica, error)
-                except NotRouted:
-                    raise model.not_served(
-                        request.endpoint.label, request.requested_model
-                    ) from None
-                except Interrupted as error:
-                    interrupted = error
-                    break
-                else:
-                    if result.fingerprint is not None:
-                        replica.fingerprint = result.fingerprint or replica.fingerprint
-                    return
-                finally:
-                    replica.in_flight -= 1
-            renew = None
-            if lease is not None:
-                wait_s = interrupted.recording.terms.wait_s
-                renew = partial(self._renew, lease, model.base, wait_s)
-            continuation = StreamContinuation(
-                services, calls, result, interrupted,
-                permit=permit, renew_lease=renew,
-            )  # fmt: skip
-            deaths[model.name] = attempts.deaths
-            await continuation.run(self.deaths)
-        except (asyncio.CancelledError, ClientStalled):
-            canceled = not request.stream_ended
-            raise
-        finally:
-            if attempts.deaths:
-                deaths[model.name] = attempts.deaths
-            self.lost = attempts.lost
-            if request.engine is not None:
-                self._settle(plan, result, canceled=canceled)
-            if request.ttft_s is not None:
-                services.metrics.time_to_first_token.observe((model.name,), request.ttft_s)
 
     async def _claim(self, response_id: str, model: Model, replica: Replica, status: int) -> None:
         """Record the owner of a response that the engine stores. Raises ServiceUnavailable."""

@@ -22,6 +22,7 @@ from app.errors import (
     UpgradeNotOffered,
     shutting_down,
 )
+from app.head_facts import HeadFacts
 from app.relay.request_context import RequestContext
 from app.relay.request_handler import handle_request
 from app.relay.response import Truncated, send_error
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 class CallerLookup(Protocol):
     """Authenticates requests by their headers."""
 
-    def recall(self, headers: Headers) -> Principal | None:
+    def recall(self, headers: Headers, facts: HeadFacts) -> Principal | None:
         """Return the caller if that takes no wait, else None. Raises GatewayError."""
         ...
 
@@ -66,7 +67,7 @@ class Relay:
             if exchange.method not in endpoint.methods:
                 await _send_allowed_methods(endpoint, exchange)
                 return
-            principal = self.authenticator.recall(headers)
+            principal = self.authenticator.recall(headers, exchange.facts)
             if principal is None:
                 principal = await self.authenticator.look_up(headers)
                 timeline.note_authenticated()
@@ -149,7 +150,8 @@ class Relay:
             usage = request.usage if request.endpoint.metered else None
             metrics.record_usage(model, record.outcome, usage)
         self.recorder.end(self.ledger.end(record, request.timeline))
-        self.access.write(record, peer=request.exchange.peer)
+        peer = request.exchange.peer if record.engine is None else ""
+        self.access.write(record, peer=peer)
 
 
 async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) -> None:

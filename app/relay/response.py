@@ -2,8 +2,6 @@
 
 import logging
 
-import msgspec
-
 from app.asgi import ClientExchange, Headers
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.engine_call import CallResult, EngineCall
@@ -31,14 +29,6 @@ KEY_REJECTED = (401, 403)
 NO_ROUTE = b'{"detail":"Not Found"}'
 
 
-class Head(msgspec.Struct, frozen=True):
-    """The headers of a response for the client, and the usage that they report."""
-
-    headers: Headers
-    is_stream: bool
-    usage: Usage | None = None
-
-
 class NotRouted(Exception):
     """The engine has no such route: its model is for another task."""
 
@@ -49,8 +39,11 @@ class Truncated(Exception):
     code = "answer_truncated"
 
 
-def read_head(response: EngineResponse, call: EngineCall) -> Head:
-    """Return a response's head. Raises EngineFailed for a response that is not fit for a client."""
+def read_head(response: EngineResponse, call: EngineCall) -> tuple[Headers, bool, Usage | None]:
+    """Return the headers for the client, whether it is a stream, and the usage in its headers.
+
+    Raises EngineFailed for a response that is not fit for a client.
+    """
     status = response.status
     found: dict[bytes, bytes] = {}
     usage: Usage | None = None
@@ -70,7 +63,7 @@ def read_head(response: EngineResponse, call: EngineCall) -> Head:
         found.pop(b"content-length", None)  # a chunk may be withheld
         found.setdefault(b"cache-control", b"no-cache")
         found[b"x-accel-buffering"] = b"no"  # nginx would collect the events
-    return Head([*found.items()], is_stream, usage)
+    return [*found.items()], is_stream, usage
 
 
 def _check_status(status: int, content_type: bytes) -> None:
@@ -87,27 +80,28 @@ def _check_status(status: int, content_type: bytes) -> None:
 async def forward_plain(
     response: EngineResponse,
     request: RequestContext,
-    head: Head,
+    headers: Headers,
     result: CallResult,
     call: EngineCall,
 ) -> None:
     """Send a response that is no stream; note its usage in `result` before it is sent.
 
+    `result` has the usage of the response's headers.
+
     A response of up to WHOLE_BYTES is read before its head is sent, so that a broken one becomes an
     error with a status: raises GatewayError and NotRouted. A larger one (a batch of embeddings,
     audio) is forwarded as it arrives: raises Truncated.
     """
-    exchange, headers, status = request.exchange, head.headers, response.status
-    result.usage = head.usage
+    exchange, status = request.exchange, response.status
     try:
-        body = await response.read()
+        body = response.take()
         while not (ended := response.ended) and len(body) <= WHOLE_BYTES:
             body += await response.read()
     except EngineError as error:
         log.warning("engine response ended early: %s", error, extra=request.log_fields)
         raise as_gateway_error(error) from None
     if not ended:
-        await _forward_large(response, exchange, head, result, body)
+        await _forward_large(response, exchange, headers, result, body)
         return
     if status >= 400:
         if status == 404 and body == NO_ROUTE:
@@ -115,8 +109,8 @@ async def forward_plain(
         told = with_own_count(body, call.members)
         told = translate_error(told, status, exchange.dialect) or told
         headers, body = _of_length(headers, body, told), told
-    result.usage = read_usage(body) or head.usage
-    if call.has_both_fields(request.endpoint.label):
+    result.usage = read_usage(body) or result.usage
+    if call.both_fields:
         both = with_reasoning_content(body)
         headers, body = _of_length(headers, body, both), both
     if exchange.streaming:
@@ -140,16 +134,16 @@ def _of_length(headers: Headers, before: bytes, after: bytes) -> Headers:
 async def _forward_large(
     response: EngineResponse,
     exchange: ClientExchange,
-    head: Head,
+    headers: Headers,
     result: CallResult,
     body: bytes,
 ) -> None:
     """Send a response as it arrives; `body` is the beginning of its body."""
     if exchange.streaming:
         raise EngineFailed("the engine did not answer with a stream")
-    await exchange.start_response(response.status, head.headers)
+    await exchange.start_response(response.status, headers)
     await exchange.send_body(body, more=True)
-    result.usage = read_usage_in(body) or head.usage
+    result.usage = read_usage_in(body) or result.usage
     window = body
     try:
         while not response.ended:

@@ -8,6 +8,7 @@ because an aborted connection is how vLLM learns that the client no longer waits
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 
 from engines.base import ConnectTimeout, EngineNotReady, EngineRequest
 from engines.http.address import Address
@@ -32,6 +33,8 @@ class Http1Client:
         # Open connections without an exchange, the most recently used on the right.
         self._idle: deque[Http1Connection] = deque()
         self._open: set[Http1Connection] = set()  # idle or in an exchange
+        # The loop's time; asyncio.get_running_loop would call getpid. Set by the first connection.
+        self._time: Callable[[], float]
         # Exchanges in flight, until the end of their response bodies.
         self.in_flight = 0
         self.became_idle: asyncio.Event | None = None  # set up by `wait_idle`
@@ -61,13 +64,25 @@ class Http1Client:
         that no byte of a response arrived (RFC 9112, section 9.3.1). Raises EngineError.
         """
         head = self._encode_head(request)
-        if self._idle and (pooled := self._pop_idle()) is not None:
+        pooled = self._pop_idle()
+        while True:
+            connection = pooled or await self._connect()
+            response = head_received = None
             try:
-                return await pooled.exchange(head, request.body)
+                response, head_received = connection.begin(head, request.body)
+                await head_received
             except ClosedBeforeResponse:
-                pass
-        connection = await self._connect()
-        return await connection.exchange(head, request.body)
+                if pooled is None:
+                    raise
+                pooled = None
+            except asyncio.CancelledError:
+                if response is not None:
+                    response.close()  # aborts the exchange, unless it is complete
+                raise
+            else:
+                return response
+            finally:
+                head_received = None  # an error in it refers to this frame
 
     def longest_wait_s(self, now: float) -> float:
         """Return how long the exchange that waits longest has had no byte; 0.0 when none waits.
@@ -104,15 +119,17 @@ class Http1Client:
             self._idle.remove(connection)
 
     def _pop_idle(self) -> Http1Connection | None:
+        """Return the connection that was used last, if any; it may have closed meanwhile."""
         idle = self._idle
-        oldest_allowed = idle[0].loop_time() - MAX_IDLE_S
-        while idle and idle[0].idle_since < oldest_allowed:
+        while idle:
+            if idle[0].idle_since >= self._time() - MAX_IDLE_S:
+                return idle.pop()
             idle.popleft().abort()
-        # One that has closed meanwhile raises ClosedBeforeResponse.
-        return idle.pop() if idle else None
+        return None
 
     async def _connect(self) -> Http1Connection:
         loop = asyncio.get_running_loop()
+        self._time = loop.time
         address = self.address
 
         def expire() -> None:

@@ -86,8 +86,13 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
 
     # The exchange
 
-    async def exchange(self, payload: bytes, body: bytes) -> ResponseBody:
-        """Send one request; return its response when the headers are here. Raises EngineError."""
+    def begin(
+        self, payload: bytes, body: bytes
+    ) -> tuple[ResponseBody, asyncio.Future[ResponseBody]]:
+        """Send one request; return its response, and what is done when its headers are here.
+
+        Raises ClosedBeforeResponse; the future raises EngineError.
+        """
         transport, pool, loop = self._transport, self._pool, self._loop
         if transport is None or transport.is_closing():
             raise ClosedBeforeResponse(f"{pool.address} closed the connection")
@@ -108,15 +113,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             transport.writelines((payload, body))
         else:
             transport.write(payload)
-        try:
-            return await headers_received
-        except asyncio.CancelledError:
-            # By now the response may be complete and the connection serve another request.
-            if self._response is response:
-                self.abort()
-            raise
-        finally:
-            del headers_received  # an error in it refers to this frame
+        return response, headers_received
 
     def abort(self) -> None:
         """Close the connection at once; safe to call at any time."""
@@ -134,10 +131,6 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             self._paused = False
             self._last_byte = self._loop.time()
             self._transport.resume_reading()
-
-    def loop_time(self) -> float:
-        """Return the loop's time; asyncio.get_running_loop would call getpid."""
-        return self._loop.time()
 
     def waiting_s(self, now: float) -> float:
         """Return how long an exchange has waited for a byte; 0.0 when none waits."""
@@ -240,8 +233,6 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         if response is None or awaiting is None:
             raise ValueError("a response without a request")
         status = self._parser.get_status_code()
-        if not 100 <= status <= 599:
-            raise ValueError(f"the status {status}")
         by_name = dict(response.headers)
         has_coding = b"transfer-encoding" in by_name
         if has_coding:
@@ -254,9 +245,11 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             and sum(len(n) + len(v) for n, v in response.headers) > MAX_HEAD_BYTES
         ):
             raise ValueError(f"over {MAX_HEAD_BYTES} bytes of response headers")
-        if status < 200:
+        if not 200 <= status <= 599:
             if status == 101:
                 raise ValueError("an upgrade without a request for one")
+            if not 100 <= status < 200:
+                raise ValueError(f"the status {status}")
             response.headers.clear()  # 1xx: the final response follows
             return
         response.status = status

@@ -45,6 +45,14 @@ class ResponseBody:
     def ended(self) -> bool:
         return self._complete and not self._chunks
 
+    def take(self) -> bytes:
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._size = 0
+        if self._source is not None and not self._complete:
+            self._source.resume()
+        return data
+
     async def read(self) -> bytes:
         if not self._chunks and not self._complete and self._error is None:
             self._waiter = self._loop.create_future()
@@ -53,13 +61,13 @@ class ResponseBody:
             finally:
                 self._waiter = None
         if self._chunks:
-            return self._take_buffered()
+            return self.take()
         if self._error is not None:
             raise self._error
         return b""
 
     async def pump(self, sink: Callable[[bytes], bool]) -> bool:
-        if self._chunks and not sink(self._take_buffered()):
+        if self._chunks and not sink(self.take()):
             return False
         if self._complete:
             return True
@@ -131,14 +139,6 @@ class ResponseBody:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _take_buffered(self) -> bytes:
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
-        if self._source is not None and not self._complete:
-            self._source.resume()
-        return data
 
 
 async def read_body(response: EngineResponse, limit: int) -> bytes:

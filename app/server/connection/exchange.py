@@ -13,9 +13,11 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
 
 from app.asgi import BUFFERED_BYTES, ClientDisconnected, ClientStalled, ExchangeHandler, Headers
 from app.errors import Dialect, GatewayError, dialect_of
+from app.head_facts import HeadFacts
 from app.server.connection.input_buffer import InputBuffer
 from app.telemetry.logs import new_id, request_id
 
@@ -36,13 +38,10 @@ class Connection(Protocol):
     transport: asyncio.Transport
     flow: InputBuffer
     tasks: set[asyncio.Task[None]]
+    server_state: ServerState  # has the headers of every response
 
     def peer_of(self, headers: Headers) -> str:
         """Return the address of the client that has sent a request with these headers."""
-        ...
-
-    def common_headers(self) -> Headers:
-        """Return the headers of every response."""
         ...
 
     def exchange_completed(self, exchange: "HttpExchange") -> None:
@@ -101,13 +100,19 @@ class HttpExchange:
         path: str,
         query: bytes,
         headers: list[tuple[bytes, bytes]],
+        facts: HeadFacts | None = None,
+        body: bytes | None = None,
     ) -> None:
-        """Names of `headers` are in lower case; `path` is unquoted."""
+        """Names of `headers` are in lower case; `path` is unquoted.
+
+        `facts` are of the headers; `body` is the whole body, if it has arrived with them.
+        """
         self.handler = handler
         self.method = method
         self.path = path
         self.query = query
         self.headers = headers
+        self.facts = facts or HeadFacts()
         self.by_name = by_name = dict(headers)
         self.request_id = request_id(headers) if b"x-request-id" in by_name else new_id()
         # By perf_counter; for a pipelined request, the end of the previous response.
@@ -115,6 +120,9 @@ class HttpExchange:
         self._connection = connection
         # Pieces of the body that have arrived and were not taken.
         self._body: list[bytes] = []
+        if body is not None:
+            self._body.append(body)
+            self.more_body = False
 
     # The request
 
@@ -248,7 +256,7 @@ class HttpExchange:
     def _encode_headers(self, status: int, headers: Headers) -> bytes:
         pieces = (
             STATUS_LINE[status],
-            *map(_header_line, self._connection.common_headers()),
+            *map(_header_line, self._connection.server_state.default_headers),
             *map(_header_line, headers),
             *map(_header_line, self.extra_headers),
             self.rate_lines,
@@ -317,11 +325,6 @@ class HttpExchange:
             self._body_bytes = size = self._body_bytes + len(data)
             if size > BUFFERED_BYTES:
                 self._connection.flow.pause_reading()
-
-    def set_body(self, body: bytes) -> None:
-        """Set the whole body, which has arrived with the headers."""
-        self.more_body = False
-        self._body.append(body)
 
     def wake_reader(self) -> None:
         """Resume the task if it waits for the body and some has arrived."""

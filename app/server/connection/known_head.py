@@ -5,8 +5,9 @@ What the parser has accepted once means the same again, so the next request is r
 bytes. Any other head, and a body that has not arrived whole, goes to the parser.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from app.head_facts import HeadFacts
 from app.server.connection.framing import content_length
 
 HeaderList = list[tuple[bytes, bytes]]
@@ -33,6 +34,7 @@ class KnownHead:
     headers: HeaderList
     # The place of content-length in the headers.
     length_at: int
+    facts: HeadFacts = field(default_factory=HeadFacts)
 
     @classmethod
     def of(

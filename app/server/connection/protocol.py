@@ -126,10 +126,6 @@ class ClientConnection(RequestParser):
         """See `app.server.connection.exchange.Connection`."""
         return self.peer
 
-    def common_headers(self) -> Headers:
-        """See `app.server.connection.exchange.Connection`."""
-        return self.server_state.default_headers
-
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
@@ -272,14 +268,16 @@ class ClientConnection(RequestParser):
         handler = self.dispatcher.find_handler(head.method, head.path, headers)
         if handler is None:
             return False
-        exchange = HttpExchange(self, handler, head.method, head.path, head.query, headers)
-        exchange.set_body(body)
+        exchange = HttpExchange(
+            self, handler, head.method, head.path, head.query, headers, head.facts, body
+        )
         if self.finishing:
             exchange.keep_alive = False
         self.cycle = exchange  # type: ignore[assignment]
         self._running = exchange
         self._deadline.due = inf  # the client waits
-        self._start_exchange(exchange)
+        if not self.transport.is_closing():
+            exchange.start()
         return True
 
     def _start_exchange(self, exchange: HttpExchange) -> None:

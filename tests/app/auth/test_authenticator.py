@@ -17,6 +17,7 @@ from app.auth.principal import Allowed, Principal, Role
 from app.auth.validation import KeyChanges, KeyFields
 from app.database import Database
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
+from app.head_facts import HeadFacts
 from app.settings import FieldSettings, digest
 from tests.app.auth.doors import LIMITS, Clock, WatchedStore, bearer, door
 from tests.waiting import run_pending_tasks, wait_until
@@ -86,9 +87,9 @@ async def test_stored_key_has_its_own_limits_and_rights(
 
 async def test_a_key_is_looked_up_once(auth: Authenticator, store: WatchedStore) -> None:
     _, key = await made(store)
-    assert auth.recall(bearer(key)) is None
+    assert auth.recall(bearer(key), HeadFacts()) is None
     first = await auth.look_up(bearer(key))
-    assert auth.recall(bearer(key)) == first
+    assert auth.recall(bearer(key), HeadFacts()) == first
     assert store.finds.total() == 1
 
 
@@ -121,7 +122,7 @@ async def test_cached_key_does_not_admit_another_secret(
     other = new_key(key_id).text
     assert other[:17] == key[:17]
     await refused(auth, other)
-    assert auth.recall(bearer(key)) is not None
+    assert auth.recall(bearer(key), HeadFacts()) is not None
 
 
 async def test_malformed_key_is_refused_without_a_lookup(
@@ -131,7 +132,7 @@ async def test_malformed_key_is_refused_without_a_lookup(
     wrong = "a" if key[-1] != "a" else "b"
     for bad in (key[:-1], key[:-1] + wrong, key.swapcase(), key + "x", "' OR 1=1 --", "x" * 2000):
         with pytest.raises(InvalidApiKey):
-            auth.recall(bearer(bad))
+            auth.recall(bearer(bad), HeadFacts())
         with pytest.raises(InvalidApiKey):
             await auth.look_up(bearer(bad))
     assert store.finds.total() == 0
@@ -235,14 +236,28 @@ async def test_changed_key_is_reread_after_the_next_poll(
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     await store.disable(key_id)
-    assert auth.recall(bearer(key)) is not None
+    assert auth.recall(bearer(key), HeadFacts()) is not None
     await auth.poll()
-    assert auth.recall(bearer(key)) is None
+    assert auth.recall(bearer(key), HeadFacts()) is None
     assert "disabled" in await refused(auth, key)
     await store.enable(key_id)
     await auth.poll()
     await store.change(key_id, KeyChanges(weight=9))
     assert (await auth.authenticate(bearer(key))).weight == 9
+
+
+async def test_disabled_key_is_refused_although_its_digest_is_known(
+    auth: Authenticator, store: WatchedStore
+) -> None:
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    facts = HeadFacts()
+    first = auth.recall(bearer(key), facts)
+    assert first is not None
+    assert auth.recall(bearer(key), facts) is first
+    await store.disable(key_id)
+    await auth.poll()
+    assert auth.recall(bearer(key), facts) is None
 
 
 async def test_changes_by_commands_are_logged_with_their_user(
@@ -274,8 +289,8 @@ async def test_poll_keeps_unchanged_keys_cached(auth: Authenticator, store: Watc
         await auth.authenticate(bearer(key))
     await store.disable(changed)
     await auth.poll()
-    assert auth.recall(bearer(first)) is None
-    assert auth.recall(bearer(second)) is not None
+    assert auth.recall(bearer(first), HeadFacts()) is None
+    assert auth.recall(bearer(second), HeadFacts()) is not None
 
 
 async def test_poll_keeps_keys_that_were_read_after_their_change(
@@ -287,7 +302,7 @@ async def test_poll_keeps_keys_that_were_read_after_their_change(
     await auth.poll()
     store.down = True
     await auth.poll()
-    assert auth.recall(bearer(key)) is not None
+    assert auth.recall(bearer(key), HeadFacts()) is not None
     assert store.finds.total() == 1
 
 
@@ -408,7 +423,7 @@ async def test_made_up_keys_cause_no_writes_and_no_growth(
     assert kept == {path: path.read_bytes() for path in kept}
     assert (len(auth._known), len(auth._unknown)) == (1, 100)
     assert (auth._used, len(auth._lookups)) == ({}, 0)
-    assert auth.recall(bearer(key)) is not None, "a scanner drives no good key out"
+    assert auth.recall(bearer(key), HeadFacts()) is not None, "a scanner drives no good key out"
     assert [one.id for one in (await store.page(10)).keys] == [key_id]
 
 
@@ -439,13 +454,13 @@ async def test_known_key_works_for_offline_grace_and_is_503_after(
     store.down = True
     clock.advance(GRACE_S)
     await auth.poll()
-    assert auth.recall(bearer(key)) is not None
+    assert auth.recall(bearer(key), HeadFacts()) is not None
     clock.advance(1)
     with pytest.raises(ServiceUnavailable):
-        auth.recall(bearer(key))
+        auth.recall(bearer(key), HeadFacts())
     store.down = False
     await auth.poll()
-    assert auth.recall(bearer(key)) is not None
+    assert auth.recall(bearer(key), HeadFacts()) is not None
 
 
 async def test_keys_changed_during_an_outage_are_evicted(
@@ -458,7 +473,7 @@ async def test_keys_changed_during_an_outage_are_evicted(
     await auth.poll()
     await store.disable(key_id)
     await auth.poll()
-    assert auth.recall(bearer(key)) is not None
+    assert auth.recall(bearer(key), HeadFacts()) is not None
     store.down = False
     await auth.poll()
     assert "disabled" in await refused(auth, key)
@@ -509,7 +524,7 @@ async def test_flush_writes_last_use(
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     clock.advance(1.5)
-    auth.recall(bearer(key))
+    auth.recall(bearer(key), HeadFacts())
     assert (await store.get(key_id)).last_used_ms is None
     await auth.flush()
     assert (await store.get(key_id)).last_used_ms == clock.wall_ms()
@@ -554,7 +569,7 @@ async def test_the_task_polls_and_flushes_until_it_is_cancelled(
         while (await store.get(key_id)).last_used_ms is None:
             await asyncio.sleep(0.001)
         await store.disable(key_id)
-        await wait_until(lambda: auth.recall(bearer(key)) is None)
+        await wait_until(lambda: auth.recall(bearer(key), HeadFacts()) is None)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
@@ -618,4 +633,4 @@ async def test_reload_with_equal_limits_keeps_keys_cached(
     await auth.poll()
     store.down = True
     await auth.poll()
-    assert auth.recall(bearer(key)) is not None
+    assert auth.recall(bearer(key), HeadFacts()) is not None

@@ -14,6 +14,7 @@ from app.auth.key_format import new_key
 from app.auth.key_store import KeyStore
 from app.auth.validation import KeyChanges, KeyFields
 from app.database import Database
+from app.head_facts import HeadFacts
 from tests.app.auth.doors import LIMITS, Clock, bearer, door
 from tests.waiting import wait_until
 
@@ -118,9 +119,9 @@ async def test_cut_key_is_refused_once_its_requests_have_ended(sites: list[Site]
     key_id, key = await made(site.store)
     await site.auth.authenticate(bearer(key))
     entered: list[Any] = []
-    site.auth._on_cut = lambda _: entered.append(site.auth.recall(bearer(key)))
+    site.auth._on_cut = lambda _: entered.append(site.auth.recall(bearer(key), HeadFacts()))
     await site.store.disable(key_id, now=True)
-    assert site.auth.recall(bearer(key)) is not None
+    assert site.auth.recall(bearer(key), HeadFacts()) is not None
     await site.auth.poll()
     assert entered == [None], "it is not remembered any more when its requests are ended"
 
@@ -158,7 +159,7 @@ async def test_concurrent_polls_cut_once_and_miss_nothing(sites: list[Site]) -> 
     )
     await site.auth.poll()
     assert site.cut == [key_id]
-    assert site.auth.recall(bearer(other)) is not None
+    assert site.auth.recall(bearer(other), HeadFacts()) is not None
 
 
 async def test_database_restored_from_a_backup_cuts_nothing(sites: list[Site]) -> None:

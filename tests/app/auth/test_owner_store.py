@@ -9,6 +9,7 @@ from app.auth.owner_store import OwnerStore, UnknownOwner
 from app.auth.principal import Owner, Principal
 from app.auth.validation import KeyChanges, KeyFields, OwnerFields
 from app.database import Database
+from app.head_facts import HeadFacts
 from app.settings import LimitSettings
 from tests.app.auth.doors import bearer, door
 
@@ -105,7 +106,7 @@ class TestPropagation:
         async def team() -> Owner | None:
             await authenticator.poll()
             principal: Principal = await authenticator.authenticate(bearer(made.text))
-            assert authenticator.recall(bearer(made.text)) is not None
+            assert authenticator.recall(bearer(made.text), HeadFacts()) is not None
             return principal.owner
 
         assert await team() is None
@@ -145,4 +146,4 @@ class TestPropagation:
         await authenticator.authenticate(bearer(made.text))
         await store.assign("research", OwnerFields(daily_tokens=1))
         await authenticator.poll()
-        assert authenticator.recall(bearer(made.text)) is not None
+        assert authenticator.recall(bearer(made.text), HeadFacts()) is not None

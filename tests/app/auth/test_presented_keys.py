@@ -10,6 +10,7 @@ from app.auth.authenticator import Authenticator
 from app.auth.presented_key import presented_key, read_any_key
 from app.auth.principal import Principal, Role
 from app.errors import InvalidApiKey
+from app.head_facts import HeadFacts
 from app.settings import NO_LIMITS, digest
 from tests.app.auth.doors import Headers, bearer
 from tests.app.auth.doors import door as door_for
@@ -25,14 +26,14 @@ def door() -> Authenticator:
 
 def let_in(door: Authenticator, headers: Headers) -> Principal:
     """Return who is let in without a look into the store."""
-    principal = door.recall(headers)
+    principal = door.recall(headers, HeadFacts())
     assert principal is not None
     return principal
 
 
 def refused(door: Authenticator, headers: Headers) -> InvalidApiKey:
     with pytest.raises(InvalidApiKey) as caught:
-        door.recall(headers)
+        door.recall(headers, HeadFacts())
     assert KEY.decode() not in str(caught.value)
     return caught.value
 

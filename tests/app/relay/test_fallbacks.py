@@ -242,8 +242,8 @@ async def test_fallback_that_the_key_may_not_use_is_skipped(
     gateway = await setup.start()
     known = gateway.state.authenticator.recall
 
-    def with_fewer_models(self: Authenticator, headers: Any) -> Principal:
-        principal = known(headers)
+    def with_fewer_models(self: Authenticator, headers: Any, facts: Any) -> Principal:
+        principal = known(headers, facts)
         assert principal is not None
         fewer = Allowed.of(["demo", "tiny"])
         return Principal(principal.id, principal.role, principal.limits, models=fewer)

@@ -106,6 +106,29 @@ async def test_disconnect_drops_pipelined_requests(gateway: Gateway, fake: Fake)
     assert posts(fake) == 1
 
 
+# Heads that repeat
+
+
+async def test_facts_are_shared_by_requests_with_the_same_head_only() -> None:
+    """Whatever order the keys come in: no request gets what was read from another one's headers."""
+    keys = [b"a", b"a", b"a", b"a", b"b", b"a", b"b", b"b", b"b", b"a", b"a"]
+    shared = 0
+
+    async def handler(exchange: ClientExchange) -> None:
+        nonlocal shared
+        key = exchange.header(b"x-api-key")
+        shared += exchange.facts.key_digest is not None
+        assert exchange.facts.key_digest in (None, key)
+        exchange.facts.key_digest = key
+        await exchange.send_response(200, [], key)
+
+    async with serving(handler) as server, server.connected() as client:
+        for key in keys:
+            client.send(request(BODY, b"x-api-key: " + key, key=False))
+            assert (await client.answer()).body == key
+    assert shared
+
+
 # Bodies that are refused
 
 

@@ -21,6 +21,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     ACCESS: (ACCESS,),
     "admission": ("app.admission", "app.concurrency"),
     "api": ("app.api",),
+    "audit": ("app.audit",),
     "auth": ("app.auth",),
     "console": ("app.console",),
     "database": ("app.database",),

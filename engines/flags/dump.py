@@ -16,7 +16,7 @@ from typing import Any
 # Another interpreter does not have the package, and must not find what is installed beside it.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from engines.guard.process_tree import die_with_parent
-from engines.inside.vllm_gateway_parser import import_cli_args
+from engines.inside import import_cli_args
 
 del sys.path[0]
 

@@ -7,7 +7,9 @@ gateway's environment they are `engines.inside.…`, and its own distribution na
 
 from pathlib import Path
 
+from engines.inside.vllm_gateway_parser import import_cli_args
+
 # For PYTHONPATH.
 DIRECTORY = Path(__file__).parent.absolute()
 
-__all__ = ["DIRECTORY"]
+__all__ = ["DIRECTORY", "import_cli_args"]

@@ -6,7 +6,7 @@ It does what `vllm serve` does with `--headless`. That command does not run from
 whose distribution has another name, and the module that runs the server knows no `--headless`.
 """
 
-from engines.inside.vllm_gateway_parser import import_cli_args
+from engines.inside import import_cli_args
 
 
 def main() -> None:

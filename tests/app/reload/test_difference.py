@@ -303,6 +303,7 @@ CANDIDATES: tuple[object, ...] = (
     {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
     {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
     {"cert_file": "/c.pem", "key_file": "/k.pem"},
+    [{"name": "x", "issuer": "https://example.org", "audience": "x"}],
 )  # fmt: skip
 
 

@@ -71,7 +71,6 @@ class TestFaults:
             {"enforce-eager": None},
             {"compilation-config": {"mode": 3}},
             {"compilation-config.mode": 3},
-            {"lora-modules": ["a=b"]},
             {"max-lora-rank": 16},
             {"tool-call-parser": "mine", "tool-parser-plugin": "mine.py"},
             {"reasoning-parser": ""},

@@ -1,6 +1,7 @@
 """`vllm-gateway check`: validate the configuration and print what would run."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -135,6 +136,7 @@ def _model(
     fallbacks = f", fallbacks {', '.join(settings.fallbacks)}" if settings.fallbacks else ""
     limits = f", limits {_limits(settings.limits)}" if _any(settings.limits) else ""
     yield f"  load {settings.load}, isolation {settings.isolation}{fallbacks}{limits}"
+    gpu_gib = partial(_gpu_gib, builder)
     previous: object = None
     for config, replica in zip(configs, model.replicas, strict=True):
         env = config.spec.env if isinstance(config.spec, ManagedSpec) else {}
@@ -142,7 +144,7 @@ def _model(
         yield f"  {replica.engine.name}: {' '.join(words)}"
         # Replicas have the same specification, and so the same memory.
         if isinstance(config.spec, LocalSpec) and config.spec is not previous:
-            yield from (f"    {line}" for line in engine_memory(config.spec, _gpu_gib(builder)))
+            yield from (f"    {line}" for line in engine_memory(config.spec, gpu_gib))
         previous = config.spec
     if (bounds := settings.scaling) is not None:
         yield f"  scaled with the load: {bounds.min} to {bounds.max} engines of kind: ray"

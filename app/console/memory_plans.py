@@ -60,8 +60,7 @@ class MemoryPlans:
                 by_spec.append((spec, [number]))
             else:
                 same.append(number)
-        gpu_gib = self._gpu_gib()
-        plans = [EnginePlan(one, [*engine_memory(spec, gpu_gib)]) for spec, one in by_spec]
+        plans = [EnginePlan(one, [*engine_memory(spec, self._gpu_gib)]) for spec, one in by_spec]
         return [plan for plan in plans if plan.lines]
 
     def _gpu_gib(self) -> float | None:

@@ -1,7 +1,7 @@
 """The plan of a configured engine's memory, in lines, before it loads its model."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,17 +15,17 @@ from engines.spec import LocalSpec
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
 
-def engine_memory(spec: LocalSpec, gpu_gib: float | None) -> Iterator[str]:
+def engine_memory(spec: LocalSpec, gpu_gib: Callable[[], float | None]) -> Iterator[str]:
     """Yield the lines of the plan of an engine whose model is a directory here.
 
-    `gpu_gib` is the memory of a GPU; None: there is none, or it is not known. Blocks: it reads the
-    headers of the model's files.
+    `gpu_gib` returns the memory of a GPU; None: there is none, or it is not known. Blocks: it reads
+    the headers of the model's files.
     """
     model = spec.model_here
     if model is None or not Path(model).expanduser().is_dir():
         return
     try:
-        options = options_of(spec.args, gpu_gib)
+        options = options_of(spec.args, gpu_gib())
         if options.gpu_gib is None and (space := _cpu_cache(spec)) is not None:
             options = replace(options.for_cpu(), cache_bytes=space)
         yield from plan_lines(plan_memory(read_model_files(model), options))

@@ -65,6 +65,7 @@ async def test_the_list(gateway: Gateway, engine: Process) -> None:
     assert answer.json()["data"][0] == {
         "name": "org/demo/load",
         "aliases": ["gpt"],
+        "parent": None,
         "load": "eager",
         "state": "stopped",
         "engines": 1,

@@ -34,17 +34,18 @@ class Image:
 
     def build(self) -> None:
         """Run every step of the target and of the stages that it copies from."""
-        order = ["build", "wheel", f"{self.target.name}-packages", "base", self.target.name]
+        order = ["build", f"{self.target.name}-packages", "wheel", "base", self.target.name]
         for name in order:
             self._stage(self.stages[name])
 
     def _stage(self, stage: Stage) -> None:
         for *sources, target in stage.copies():
+            if sources[0].startswith("--from"):
+                if sources[1] != target:  # all stages have one /opt here
+                    self._copy_within(sources[1], target)
+                continue
             for source in sources:
-                if not source.startswith("--from"):
-                    self._copy(ROOT / source, target, several=len(sources) > 1)
-                else:
-                    break
+                self._copy(ROOT / source, target, several=len(sources) > 1)
         env = lineage(self.stages, stage.name).env()
         for command in stage.runs():
             subprocess.run(
@@ -62,6 +63,10 @@ class Image:
             if several or target.endswith("/"):
                 into.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, into)
+
+    def _copy_within(self, source: str, target: str) -> None:
+        d = self.directory
+        shutil.copytree(d / source[1:], d / target[1:], symlinks=True, dirs_exist_ok=True)
 
     def command(self, *words: str, mounts: Sequence[str] = ()) -> list[str]:
         """Return the command line that runs something in the image as its user would.

@@ -79,13 +79,21 @@ def test_images_hold_neither_tools_nor_tests() -> None:
     sources = [words[:-1] for stage in STAGES.values() for words in stage.copies()]
     copied = {word for words in sources for word in words if not word.startswith("--from")}
     assert {"app", "engines"} < copied
-    assert copied <= {"app", "engines", "pyproject.toml", "README.md", "/opt/venv"} | {
-        word for word in copied if fnmatch.fnmatch(word, "requirements/*.txt")
-    }
+    assert copied <= {
+        "app",
+        "engines",
+        "pyproject.toml",
+        "README.md",
+        "/opt/venv",
+        "/opt/gateway",
+    } | {word for word in copied if fnmatch.fnmatch(word, "requirements/*.txt")}
     for target in TARGETS:
         stage = lineage(STAGES, target)
         copies = list(stage.copies())
-        assert copies == [[f"--from={target}-packages", "/opt/venv", "/opt/venv"]]
+        assert copies == [
+            [f"--from={target}-packages", "/opt/venv", "/opt/venv"],
+            ["--from=wheel", "/opt/gateway", "/opt/venv"],
+        ]
 
 
 def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:

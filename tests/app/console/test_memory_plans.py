@@ -49,7 +49,9 @@ async def test_a_plan_is_read_once_for_its_settings(tmp_path: Path) -> None:
     await plans.aclose()
 
 
-async def test_a_page_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_does_not_wait_for_a_disk_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(memory_plans, "PATIENCE_S", 0.01)
     hangs = threading.Event()
 
@@ -58,7 +60,7 @@ async def test_a_page_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.Mo
         return ()
 
     plans = MemoryPlans(devices)
-    local = settings({"kind": "process", "model": "/models/m"})
+    local = settings({"kind": "process", "model": str(tmp_path)})
     assert await plans.of(local) is None
     hangs.set()
     await plans.aclose()

@@ -5,11 +5,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from app.auth.entry import Entry
 from app.auth.owner_store import OwnerStore
 from app.auth.presented_key import invalid_key
-from app.auth.principal import Owner
+from app.auth.principal import Owner, Principal
 from app.auth.tokens.key_set import KeySet
 from app.auth.tokens.provider import IdentityProvider, KeyFetch
 from app.auth.tokens.verification import (
@@ -23,6 +24,9 @@ from app.database import DatabaseError
 from app.errors import ServiceUnavailable
 from app.settings import JwtSettings, LimitSettings
 
+if TYPE_CHECKING:
+    import jwt
+
 CACHE_SIZE = 10_000
 # Delay until a changed record of an owner applies to callers that are cached.
 OWNERS_S = 5.0
@@ -32,6 +36,7 @@ OWNERS_S = 5.0
 class _Verified:
     entry: Entry
     head: TokenHead
+    key: "jwt.PyJWK"
 
 
 class TokenCallers:
@@ -83,7 +88,10 @@ class TokenCallers:
         principal = principal_of(claims, provider.settings, self._limits())
         owner = await self._owner(principal.owner_name)
         entry = Entry(replace(principal, owner=owner), False, expiry(claims, provider.settings))
-        self._verified[digest] = _Verified(entry, head)
+        verified = _Verified(entry, head, key)
+        if self._is_revoked(verified):  # while the owner was read
+            raise invalid_key()
+        self._verified[digest] = verified
         if len(self._verified) > CACHE_SIZE:
             self._verified.popitem(last=False)
         return entry
@@ -107,11 +115,13 @@ class TokenCallers:
 
     def _drop_revoked(self) -> None:
         """Drop the callers whose provider has withdrawn the key of their token."""
-        self._drop(
-            lambda one: (
-                not self._providers[one.head.issuer].keys.find(one.head.kid, one.head.algorithm)
-            )
-        )
+        self._drop(self._is_revoked)
+
+    def _is_revoked(self, one: _Verified) -> bool:
+        """Return whether the key of a token is withdrawn, or its name another key's by now."""
+        head = one.head
+        found = self._providers[head.issuer].keys.find(head.kid, head.algorithm)
+        return found is None or found.key != one.key.key
 
     def _drop(self, outdated: Callable[[_Verified], bool]) -> None:
         for digest, verified in tuple(self._verified.items()):
@@ -136,10 +146,13 @@ class TokenCallers:
             found = await self._store.records(used) if used else {}
         except DatabaseError:
             return
-        changed = {name for name in used if self._owners.get(name) != found.get(name)}
         self._owners = {name: found.get(name) for name in used}
-        if changed:
-            self._drop(lambda one: one.entry.principal.owner_name in changed)
+        self._drop(lambda one: self._is_outdated(one.entry.principal))
+
+    def _is_outdated(self, caller: Principal) -> bool:
+        """Return whether a caller has another record of its owner than the one read last."""
+        name = caller.owner_name
+        return name in self._owners and caller.owner != self._owners[name]
 
     async def close(self) -> None:
         """Cancel fetches under way; call it after `run` has ended."""

@@ -21,6 +21,7 @@ MAX_MODELS = 1000
 # Characters of a caller's ID, as the ledger stores it.
 MAX_ID = 64
 _PLAIN_SUBJECT = re.compile(r"[A-Za-z0-9._@:/|+-]+")
+_HALF = re.compile("[\ud800-\udfff]")
 _MODELS: TypeAdapter[list[str]] = TypeAdapter(list[Pattern])
 # What PyJWT raises for hostile headers and claims, besides its own errors.
 _FAULTS = (ValueError, TypeError, OverflowError, RecursionError, binascii.Error, KeyError)
@@ -142,7 +143,8 @@ def _models(claims: Mapping[str, Any], settings: JwtSettings) -> list[str]:
 
 def _text(claims: Mapping[str, Any], claim: str) -> str:
     value = _find(claims, claim)
-    if not isinstance(value, str) or not value:
+    # JSON can have half a character, which is no text.
+    if not isinstance(value, str) or not value or _HALF.search(value):
         raise _unusable(claim)
     return value
 

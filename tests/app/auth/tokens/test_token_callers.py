@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from app.auth.owner_store import OwnerStore
+from app.auth.principal import Owner
 from app.auth.tokens import provider as provider_module
 from app.auth.validation import OwnerFields
 from tests.app.console.visits import SAME_ORIGIN
@@ -111,6 +112,36 @@ async def test_limits_of_the_owners_record_hold_for_its_tokens(
     assert (await chat(gateway, provider.token("bob", team="sales"))).status_code == 200
 
 
+async def test_record_holds_for_a_caller_that_came_while_records_were_read(
+    gateway: Gateway, provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, reading, go_on = gateway.state.tokens, asyncio.Event(), asyncio.Event()
+    assert tokens is not None
+    read = OwnerStore.records
+
+    async def read_slowly(store: OwnerStore, names: Collection[str]) -> Mapping[str, Owner]:
+        found = await read(store, names)
+        if "sales" in names:
+            reading.set()
+            await go_on.wait()
+        return found
+
+    token = provider.token(team="research")
+    assert (await chat(gateway, provider.token("bob", team="sales"))).status_code == 200
+    monkeypatch.setattr(OwnerStore, "records", read_slowly)
+    round_ = asyncio.create_task(tokens.read_owners())
+    await reading.wait()
+    assert (await chat(gateway, token)).status_code == 200
+    go_on.set()
+    await round_
+    owners = OwnerStore(gateway.state.database)
+    await owners.replace("research", OwnerFields.model_validate({"requests_per_minute": 0}))
+    other = provider.token("carol", team="research")
+    assert (await chat(gateway, other)).status_code == 429
+    await tokens.read_owners()
+    assert (await chat(gateway, token)).status_code == 429
+
+
 async def test_budget_is_the_providers_template(fake: Fake, tmp_path: Path) -> None:
     async with IdentityProvider() as provider:
         auth = accepting(provider, monthly_tokens=1)
@@ -169,6 +200,8 @@ CLAIMS: list[Any] = [
     pytest.param({"iss": None}, "the API key is not valid", id="without-issuer"),
     pytest.param({"sub": None}, "the access token has no usable claim sub", id="no-subject"),
     pytest.param({"sub": ""}, "the access token has no usable claim sub", id="empty-subject"),
+    pytest.param({"sub": "\ud800"}, "the access token has no usable claim sub", id="half-sub"),
+    pytest.param({"team": "\ud800"}, "the access token has no usable claim team", id="half-owner"),
     pytest.param({"team": None}, "the access token has no usable claim team", id="no-owner"),
     pytest.param({"team": ["a"]}, "the access token has no usable claim team", id="owner-list"),
     pytest.param({"team": "x" * 5000}, "the access token has no usable claim team", id="owner-5kB"),
@@ -323,6 +356,19 @@ async def test_tokens_of_a_withdrawn_key_end_with_the_next_fetch(
     assert (await ask(gateway, old)).status_code == 200, "nothing was fetched since"
     assert (await ask(gateway, provider.token(team="t"))).status_code == 200
     assert (await ask(gateway, old)).status_code == 401
+
+
+async def test_tokens_of_a_key_end_when_another_gets_its_name(
+    gateway: Gateway, provider: IdentityProvider
+) -> None:
+    token, old = provider.token(team="t"), provider.keys[0]
+    assert (await ask(gateway, token)).status_code == 200
+    provider.keys = [SigningKey(old.kid, "ES256", SigningKey.make().private)]
+    assert gateway.state.tokens is not None
+    for one in gateway.state.tokens._providers.values():
+        await one.refresh()
+    assert (await ask(gateway, token)).status_code == 401
+    assert (await ask(gateway, provider.token(team="t"))).status_code == 200
 
 
 async def test_known_keys_go_on_while_the_provider_is_down(

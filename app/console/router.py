@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
@@ -28,6 +28,7 @@ from app.errors import (
 )
 from app.telemetry.metrics import Metrics
 
+_DOTS = frozenset({".", ".."})
 _IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 
 
@@ -174,4 +175,6 @@ class Frame:
         """Return where to go after the login: a page of the console, never another place."""
         path = path.removeprefix(self.root_path)
         plain = path.startswith(f"{CONSOLE}/") and "//" not in path and "\\" not in path
-        return path if plain and path.isprintable() else CONSOLE
+        # A browser takes these for steps upwards, encoded or not.
+        climbs = not _DOTS.isdisjoint(unquote(path.partition("?")[0]).split("/"))
+        return path if plain and path.isprintable() and not climbs else CONSOLE

@@ -90,12 +90,19 @@ class AdapterLoader:
                     return
 
     async def load_again(self) -> None:
-        """Load every adapter anew: sleep mode has dropped the weights."""
-        for name, path in (self._present or {}).items():
-            with contextlib.suppress(AdapterFault):
-                await self._post(
-                    "load", {"lora_name": name, "lora_path": path, "load_inplace": True}
-                )
+        """Load every adapter anew: sleep mode has dropped the weights. Raises AdapterFault.
+
+        Not by `load_inplace`, with which vLLM 0.32 goes on to read the files for every batch, and
+        keeps an adapter without weights where they have gone.
+        """
+        present = await self._list()
+        if present is None:
+            raise AdapterFault("it does not list its adapters")
+        for name in present:
+            await self._post("unload", {"lora_name": name})
+            self._status.note_adapter(name, None)
+        self._present = {}
+        await self.load()
 
     async def keep(self) -> None:
         """Load and unload at every change of what is wanted; retry what failed. Never returns."""

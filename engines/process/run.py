@@ -23,7 +23,7 @@ from engines.output import EngineLog
 from engines.output.failure import Cause
 from engines.output.startup import StartupLog
 from engines.process import watchdog
-from engines.process.adapter_loader import AdapterLoader
+from engines.process.adapter_loader import AdapterFault, AdapterLoader
 from engines.process.host import EngineHost, EngineProcesses, HostUnavailable
 from engines.process.launch import HubUnreachable, Launch
 from engines.process.shared_state import DesiredState, SharedState
@@ -375,9 +375,9 @@ class EngineRun:
         self.load_began = began = asyncio.get_running_loop().time()
         try:
             await wake(self._control, self._shared.sleep_level, self._launch.served_name)
-            if self._shared.sleep_level == 2:
+            if self._shared.sleep_level == 2 and self._launch.lora:
                 await self._adapters.load_again()
-        except SleepFault as fault:
+        except (SleepFault, AdapterFault) as fault:
             return Failure(f"did not wake: {fault}")
         finally:
             self._phase = None

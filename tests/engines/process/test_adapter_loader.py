@@ -1,6 +1,7 @@
 """LoRA adapters of engines, with a fake vLLM server in real processes."""
 
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -146,6 +147,21 @@ class TestFaults:
         assert engine.adapters["late"].phase is AdapterPhase.FAILED
         write_adapter(late)
         await wait_until(lambda: engine.has_adapter("late", str(late)))
+
+    async def test_adapter_whose_files_went_while_the_engine_slept_gets_no_requests(
+        self, make: Make, legal: str, tmp_path: Path
+    ) -> None:
+        engine = make(sleep_level=2)
+        pirate = write_adapter(tmp_path / "pirate")
+        engine.want_adapters({"legal": legal, "pirate": str(pirate)})
+        await ready(engine)
+        await engine.unload()
+        assert engine.state is EngineState.ASLEEP
+        shutil.rmtree(pirate)
+        await ready(engine)
+        assert engine.adapters["pirate"].phase is AdapterPhase.FAILED
+        assert await served(engine) == {"legal"}
+        assert engine.has_adapter("legal", legal)
 
     async def test_adapter_that_kills_the_engine_is_not_loaded_again(
         self, make: Make, legal: str, tmp_path: Path

@@ -409,7 +409,8 @@ def _log_commands(changed: Mapping[str, Change]) -> None:
     """Log changes by commands; the gateway that an admin key asked has logged that key's."""
     found: dict[tuple[str, str], list[str]] = {}
     for key_id, change in changed.items():
-        if change.by is not None and "@" in change.by:
+        # `user@host`; the ID of an access token's caller, which may have an @, begins with `name:`.
+        if change.by is not None and "@" in change.by and ":" not in change.by:
             found.setdefault((change.by, "deleted" if change.deleted else "changed"), []).append(
                 key_id
             )

@@ -268,7 +268,9 @@ async def test_changes_by_commands_are_logged_with_their_user(
     other, _ = await made(store)
     await auth.poll()
     await store.by(Actor("ann@box")).disable(one)
-    await store.by(Actor("root")).disable(other)  # logged by the gateway that was asked
+    # Logged by the gateway that was asked.
+    await store.by(Actor("root")).disable(other)
+    await store.by(Actor("sso:ann@example.com")).enable(other)
     await auth.poll()
     await store.by(Actor("ann@box")).delete(one)
     await auth.poll()

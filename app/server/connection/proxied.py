@@ -25,7 +25,8 @@ class ProxiedConnection(ClientConnection):
         return None if self.proxies.trusts(self.peer) else super()._bounded_peer()
 
     def on_headers_complete(self) -> None:
-        if self.url.startswith(self.prefix):
+        # Headers that ask for an upgrade are parsed again without it: the prefix is removed once.
+        if self.url.startswith(self.prefix) and not self.parser.should_upgrade():
             self.url = self.url[len(self.prefix) - 1 :]
         super().on_headers_complete()
 

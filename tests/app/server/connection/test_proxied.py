@@ -44,6 +44,7 @@ async def test_paths_are_served_with_the_prefix_and_without(gateway: Gateway, pa
 async def test_other_paths_are_404(gateway: Gateway, path: bytes) -> None:
     async with connected(gateway) as client:
         assert await status_of(client, path) == 404
+        assert await status_of(client, path, b"connection: upgrade", b"upgrade: h2c") == 404
 
 
 async def test_metric_names_the_path_without_the_prefix(gateway: Gateway) -> None:

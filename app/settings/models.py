@@ -298,8 +298,14 @@ class ModelSettings(SpecModel):
                 )
             if isinstance(spec, ManagedSpec):
                 self._check_adapter_flags(number, spec, len(self.adapters))
+        bases = {one.served_model_name for one in self.engines if isinstance(one, RemoteSpec)}
         managed = any(isinstance(spec, ManagedSpec) for spec in self.engines)
         for number, adapter in enumerate(self.adapters):
+            if adapter.name in bases:
+                message = (
+                    "is the served_model_name of a server, which would answer without the adapter"
+                )
+                raise PlacedError(message, "adapters", number, "name")
             if managed and adapter.source is None:
                 message = "is needed: engines load the adapter from there"
                 raise PlacedError(message, "adapters", number, "source")

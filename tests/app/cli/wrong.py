@@ -139,6 +139,12 @@ WRONG = {
         GOOD + "    adapters: [{name: a}]\n",
         ":6: model demo: adapters[0].source: is needed: engines load the adapter from there",
     ),
+    "adapter with the name that its server has for the model": Wrong(
+        "models:\n  - name: demo\n    engines:\n      - kind: remote\n        url: http://gpu-1:8000\n"
+        "        served_model_name: qwen\n    adapters:\n      - name: qwen\n",
+        ":8: model demo: adapters[0].name: is the served_model_name of a server, which would "
+        "answer without the adapter",
+    ),
     "adapter that is not there": Wrong(
         GOOD + "    adapters: [{name: a, source: /no/a}]\n",
         ":6: model demo: adapters[0].source: adapter directory /no/a does not exist",

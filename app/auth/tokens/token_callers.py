@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from app.auth.entry import Entry
@@ -88,10 +89,9 @@ class TokenCallers:
         principal = principal_of(claims, provider.settings, self._limits())
         owner = await self._owner(principal.owner_name)
         entry = Entry(replace(principal, owner=owner), False, expiry(claims, provider.settings))
-        verified = _Verified(entry, head, key)
-        if self._is_revoked(verified):  # while the owner was read
+        if self._is_revoked(head, key):  # while the owner was read
             raise invalid_key()
-        self._verified[digest] = verified
+        self._verified[digest] = _Verified(entry, head, key)
         if len(self._verified) > CACHE_SIZE:
             self._verified.popitem(last=False)
         return entry
@@ -115,13 +115,13 @@ class TokenCallers:
 
     def _drop_revoked(self) -> None:
         """Drop the callers whose provider has withdrawn the key of their token."""
-        self._drop(self._is_revoked)
+        is_revoked = cache(self._is_revoked)  # many tokens have few keys
+        self._drop(lambda one: is_revoked(one.head, one.key))
 
-    def _is_revoked(self, one: _Verified) -> bool:
+    def _is_revoked(self, head: TokenHead, key: "jwt.PyJWK") -> bool:
         """Return whether the key of a token is withdrawn, or its name another key's by now."""
-        head = one.head
         found = self._providers[head.issuer].keys.find(head.kid, head.algorithm)
-        return found is None or found.key != one.key.key
+        return found is None or found.key != key.key
 
     def _drop(self, outdated: Callable[[_Verified], bool]) -> None:
         for digest, verified in tuple(self._verified.items()):

@@ -1,7 +1,7 @@
 """The audit: who did what to keys, owners, models, the configuration and sessions; append-only.
 
 A change of the database and its record are one transaction (`write_records`); for everything else
-`AuditTrail.record` comes first, so that what cannot be recorded is not done.
+`AuditTrail.record` comes first, and what the database does not take is in the log.
 """
 
 from app.audit.record import NOBODY, Action, Actor, AuditRecord

@@ -63,17 +63,15 @@ class AuditTrail:
         self._clock = clock
 
     async def record(self, record: AuditRecord) -> None:
-        """Store and log what is about to be done. Raises DatabaseError: then do not do it."""
-        async with self._database.write(Lane.PAGES) as connection:
-            await write_records(connection, [record], int(self._clock() * 1000))
-        log_record(record)
+        """Store and log what is about to be done; only log it while the database is away.
 
-    async def record_if_possible(self, record: AuditRecord) -> None:
-        """Store and log what changes nothing by itself; only log it while the database is away."""
+        Engines have to be operated during an outage, too.
+        """
+        log_record(record)
         try:
-            await self.record(record)
+            async with self._database.write(Lane.PAGES) as connection:
+                await write_records(connection, [record], int(self._clock() * 1000))
         except DatabaseError as error:
-            log_record(record)
             log.error("audit: the record above is not stored: %s", error)
 
     async def page(self, chosen: AuditFilter, limit: int, after: str | None = None) -> AuditPage:

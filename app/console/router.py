@@ -118,7 +118,7 @@ class Frame:
         """
         if principal.role is not Role.CLIENT:
             actor = Actor(principal.id, principal.role, client_address(request.scope))
-            await self.audit.record_if_possible(
+            await self.audit.record(
                 AuditRecord(actor=actor, action=action, target="console")
             )
 

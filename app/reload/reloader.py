@@ -123,8 +123,7 @@ class Reloader:
             target="configuration",
             after={"changes": list(lines)},
         )
-        store = self._audit.record_if_possible if by is None else self._audit.record
-        await store(record)
+        await self._audit.record(record)
 
 
 def _outcome(task: asyncio.Task[ReloadReport], fault: BaseException | None) -> str:

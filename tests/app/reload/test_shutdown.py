@@ -43,7 +43,7 @@ class TestShutdown:
         """The process cannot exit before every thread of the executor has ended."""
         asked, report = threading.Event(), threading.Event()
 
-        def slow(*given: object) -> PreflightResult:
+        def slow(*given: object, **_: object) -> PreflightResult:
             asked.set()
             ended = given[-1]
             assert isinstance(ended, threading.Event)

@@ -118,9 +118,7 @@ class Frame:
         """
         if principal.role is not Role.CLIENT:
             actor = Actor(principal.id, principal.role, client_address(request.scope))
-            await self.audit.record(
-                AuditRecord(actor=actor, action=action, target="console")
-            )
+            await self.audit.record(AuditRecord(actor=actor, action=action, target="console"))
 
     async def choose_theme(self, request: Request, theme: Annotated[str, Form()]) -> Response:
         """Keep the color scheme of this browser, and return to the page that was open."""

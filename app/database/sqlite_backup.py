@@ -22,6 +22,9 @@ from app.database.sqlite_file import PRIVATE, disk_fault
 # The bytes on which every connection in WAL mode holds a lock: SHARED_FIRST and SHARED_SIZE of
 # https://www.sqlite.org/src/file/src/os.h
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
+# The byte of the -shm on which it holds one: UNIX_SHM_DMS of
+# https://www.sqlite.org/src/file/src/os_unix.c
+_SHM_IN_USE = 128
 _WAIT_S = 30.0
 # In the names of files that are no backups yet.
 PART = "unfinished-backup"
@@ -72,8 +75,9 @@ def restore(backup: Path, database: Path) -> Path | None:
     try:
         _copy(backup, part)
         if not database.exists():
-            _set_companions_aside(database, f"{database}.{_now()}")
-            part.replace(database)
+            with _lost_and_unused(database):
+                _set_companions_aside(database, f"{database}.{_now()}")
+                part.replace(database)
             kept = None
         else:
             with unused(database):
@@ -158,10 +162,27 @@ def unused(database: Path) -> Iterator[None]:
     By SQLite's own lock, which the kernel releases with a process: one that was killed leaves
     nothing. Not for a process with connections of its own to it, which would lose their locks.
     """
-    file = os.open(database, os.O_RDWR | os.O_CLOEXEC)
+    with _locked(database, database, _SHARED_FIRST, _SHARED_SIZE):
+        yield
+
+
+@contextlib.contextmanager
+def _lost_and_unused(database: Path) -> Iterator[None]:
+    """Do the same for a database whose file is lost, by what is left of its -shm.
+
+    A gateway that runs on would write to the lost file, and delete the new one's -wal at its end.
+    """
+    shm = Path(f"{database}-shm")
+    with _locked(shm, database, _SHM_IN_USE, 1) if shm.exists() else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, database: Path, first: int, size: int) -> Iterator[None]:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, _SHARED_SIZE, _SHARED_FIRST)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, size, first)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise

@@ -96,6 +96,23 @@ async def test_restores_after_a_kill_at_any_moment_have_every_row(
     show(f"20 of 20 restores equal their backups, of {saved[0]} to {saved[-1]} rows")
 
 
+async def test_a_lost_file_is_not_restored_under_a_gateway_that_runs_on(
+    file: Path, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup.db"
+    with writer(file, "w") as process:
+        await back_up(url_of(file), backup)
+        file.unlink()
+        try:
+            with pytest.raises(BackupFault, match="in use: stop the gateway"):
+                await restore(backup, url_of(file))
+        finally:
+            process.kill()
+        assert not file.exists()
+    await restore(backup, url_of(file))
+    assert dump(file) == dump(backup)
+
+
 async def test_a_copy_of_the_file_alone_lacks_what_was_committed(
     file: Path, tmp_path: Path
 ) -> None:

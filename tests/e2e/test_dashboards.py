@@ -72,7 +72,7 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
                 "name": "shaky",
                 "engines": [remote(fake), remote(fake.replace("127.0.0.1", "localhost"))],
             },
-            {"name": "brittle", "engines": [restarting]},
+            {"name": "brittle", "queue": {"max_in_flight": "auto"}, "engines": [restarting]},
             {
                 "name": "cold",
                 "load": "on_demand",

@@ -10,7 +10,7 @@ more than it can run:
     growth      Then it grows by a sixteenth of its value at that time, and not at all where the
                 KV cache is nearly full, or where requests were preempted within GROW_AFTER_S.
     waiting     Requests that wait in the engine at two looks in a row, more than a sixteenth of
-                the target: what waits there is taken off, at most half of the target. That
+                the target: what waits there is taken off, at most half of what the engine has. That
                 sixteenth is what fills a place in the batch at once.
     preemption  The KV cache was too small for those in the batch, and work is lost: the target
                 falls to PREEMPTED_RATIO of what the engine had.
@@ -67,16 +67,18 @@ class ConcurrencyTarget:
         preempted = before is not None and counters.preemptions > before
         if preempted:
             self._grows_at = now + GROW_AFTER_S
-        slack = max(self.value // STEP_RATIO, 1)
+        # Where the target is above what is there, it is this that was too much.
+        present = min(self.value, counters.running + counters.waiting)
+        slack = max(present // STEP_RATIO, 1)
         self._crowded = self._crowded + 1 if counters.waiting > slack else 0
         if now < self._settled_at:
             self._crowded = 0
         elif preempted:
-            present = min(self.value, counters.running + counters.waiting)
-            self._fall(now, math.floor(present * PREEMPTED_RATIO))
+            # At least half: they may have ended just before the look.
+            self._fall(now, max(math.floor(present * PREEMPTED_RATIO), self.value // 2))
         elif self._crowded > 1:
             excess = counters.waiting - slack
-            self._fall(now, max(self.value - excess, self.value // 2))
+            self._fall(now, max(present - excess, present // 2))
         elif queued and not self._crowded and now >= self._grows_at:
             self._grow(counters.kv_usage)
         return self.value

@@ -45,6 +45,13 @@ def test_what_waits_there_at_two_looks_is_taken_off() -> None:
     assert target.update(2 + SETTLE_S, CROWDED, queued=True) == 56, "a second time, others' load"
 
 
+def test_a_target_above_what_is_there_falls_at_once_to_what_the_engine_runs() -> None:
+    """Of vLLM 0.32 with max-num-seqs 12, under a target of the search."""
+    target = ConcurrencyTarget(122)
+    there = EngineCounters(running=12, waiting=20, preemptions=0, kv_usage=0.01)
+    assert [target.update(n, there, queued=False) for n in range(2)] == [122, 16]
+
+
 def test_a_few_that_wait_fill_places_at_once() -> None:
     target = ConcurrencyTarget(64)
     few = EngineCounters(running=60, waiting=4, preemptions=0, kv_usage=0.6)
@@ -58,6 +65,12 @@ def test_preemption_lowers_it_at_once_and_stops_growth_for_a_while() -> None:
     calm = EngineCounters(60, 0, 9, 0.7)
     assert target.update(1 + SETTLE_S, calm, queued=True) == 72
     assert target.update(1 + GROW_AFTER_S, calm, queued=True) == 76
+
+
+def test_preemption_of_requests_that_have_ended_takes_at_most_half() -> None:
+    target = ConcurrencyTarget(100)
+    target.update(0, EngineCounters(90, 0, 7, 0.8), queued=False)
+    assert target.update(1, EngineCounters(0, 0, 8, 0.0), queued=False) == 50
 
 
 def test_an_engine_that_began_anew_has_preempted_nothing() -> None:

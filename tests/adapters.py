@@ -20,7 +20,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 class _Lora(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer with a low-rank change beside it, as PEFT has it with alpha = 2 r."""
+    """A linear layer plus a low-rank change, as PEFT has it with alpha = 2 r."""
 
     def __init__(self, base: torch.nn.Linear, rank: int) -> None:
         super().__init__()

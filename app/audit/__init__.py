@@ -4,7 +4,7 @@ A change of the database and its record are one transaction (`write_records`); f
 `AuditTrail.record` comes first, and what the database does not take is in the log.
 """
 
-from app.audit.record import NOBODY, Action, Actor, AuditRecord
+from app.audit.record import UNKNOWN_ACTOR, Action, Actor, AuditRecord
 from app.audit.trail import (
     AuditFilter,
     AuditPage,
@@ -15,7 +15,7 @@ from app.audit.trail import (
 )
 
 __all__ = (
-    "NOBODY",
+    "UNKNOWN_ACTOR",
     "Action",
     "Actor",
     "AuditFilter",

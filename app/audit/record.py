@@ -44,12 +44,12 @@ class Actor(msgspec.Struct, frozen=True):
 
     @property
     def known_id(self) -> str | None:
-        """The ID; None for nobody."""
-        return None if self is NOBODY else self.id
+        """The ID; None for an unknown actor."""
+        return None if self is UNKNOWN_ACTOR else self.id
 
 
 # Of a change that no caller and no command has made.
-NOBODY = Actor("-")
+UNKNOWN_ACTOR = Actor("-")
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):

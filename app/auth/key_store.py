@@ -15,7 +15,7 @@ from typing import Any, Self
 from sqlalchemy import and_, bindparam, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 
-from app.audit import NOBODY, Action, Actor, AuditRecord, log_record, write_records
+from app.audit import UNKNOWN_ACTOR, Action, Actor, AuditRecord, log_record, write_records
 from app.auth.key_format import NewKey, is_id, new_key
 from app.auth.keys import (
     ApiKey,
@@ -60,7 +60,7 @@ class KeyStore:
     """Reads and changes keys. Every method raises DatabaseError."""
 
     def __init__(
-        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: Actor = NOBODY
+        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: Actor = UNKNOWN_ACTOR
     ) -> None:
         """`by` makes the changes: see `by`."""
         self._database = database
@@ -70,7 +70,7 @@ class KeyStore:
         self._last_read: tuple[tuple[int, int], int] | None = None
 
     def by(self, actor: Actor) -> Self:
-        """Return this store for changes that somebody makes; the audit has a record of each."""
+        """Return this store for changes by an actor; the audit has a record of each."""
         changer = copy(self)
         changer._by = actor
         return changer

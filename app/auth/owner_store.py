@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.engine import Row
 
-from app.audit import NOBODY, Action, Actor, AuditRecord, log_record, write_records
+from app.audit import UNKNOWN_ACTOR, Action, Actor, AuditRecord, log_record, write_records
 from app.auth.key_store import increment_revision
 from app.auth.keys import wall_ms
 from app.auth.principal import Owner
@@ -101,7 +101,7 @@ class OwnerStore:
     """Reads and changes owners. Every method raises DatabaseError."""
 
     def __init__(
-        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: Actor = NOBODY
+        self, database: Database, *, now_ms: Callable[[], int] = wall_ms, by: Actor = UNKNOWN_ACTOR
     ) -> None:
         """`by` makes the changes: see `by`."""
         self._database = database
@@ -109,7 +109,7 @@ class OwnerStore:
         self._by = by
 
     def by(self, actor: Actor) -> Self:
-        """Return this store for changes that somebody makes; the audit has a record of each."""
+        """Return this store for changes by an actor; the audit has a record of each."""
         changer = copy(self)
         changer._by = actor
         return changer

@@ -98,7 +98,7 @@ class JwtSettings(SpecModel):
 
 
 def is_fetched_safely(url: str) -> bool:
-    """Return whether nobody on the way can change what a URL has: by TLS, or on this machine."""
+    """Return whether a URL is fetched over TLS or from this machine, so that no proxy alters it."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""

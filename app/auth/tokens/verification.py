@@ -30,7 +30,7 @@ _RANKS = (Role.CLIENT, Role.AUDITOR, Role.MANAGER, Role.ADMIN)
 
 @dataclass(frozen=True, slots=True)
 class TokenHead:
-    """What an unverified token says of itself: who shall have signed it, with which key."""
+    """The claims of an unverified token about its signature: issuer, algorithm and key."""
 
     issuer: str
     algorithm: str

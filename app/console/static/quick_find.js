@@ -90,7 +90,7 @@ input.addEventListener("keydown", (event) => {
     list.children[chosen()]?.click();
   }
 });
-// A press beside the dialog closes it.
+// A press outside of the dialog closes it.
 dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 document.addEventListener("keydown", (event) => {
   if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey) return;

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.audit import NOBODY, Action, Actor, AuditFilter, AuditRecord, AuditTrail
+from app.audit import UNKNOWN_ACTOR, Action, Actor, AuditFilter, AuditRecord, AuditTrail
 from app.auth import KeyFields, KeyStore, NameTaken
 from app.database import Database
 
@@ -18,7 +18,7 @@ class Clock:
         return self.now_s
 
 
-def act(target: str, actor: Actor = NOBODY, **after: object) -> AuditRecord:
+def act(target: str, actor: Actor = UNKNOWN_ACTOR, **after: object) -> AuditRecord:
     return AuditRecord(actor=actor, action=Action.MODEL_LOAD, target=target, after=after or None)
 
 

@@ -34,7 +34,7 @@ from app.api.admin_requests import (
     requests_router,
     status_range,
 )
-from app.api.audit import audit_router
+from app.api.audit import audit_router, parse_audit_cursor
 from app.api.client_key import ClientKey, require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
@@ -97,6 +97,7 @@ __all__ = [
     "notes_of",
     "ops_router",
     "owners_router",
+    "parse_audit_cursor",
     "parse_cursor",
     "parse_day",
     "parse_groups",

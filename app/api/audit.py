@@ -98,9 +98,7 @@ class _Audit:
     ) -> AuditList:
         """Who did what, from where, and what differs since; kept for audit.retention_days."""
         chosen = audit_filter(who, action, target, since, until)
-        if cursor is not None and _CURSOR.fullmatch(cursor) is None:
-            raise BadRequest("cursor must be `next` of another page")
-        page = await self.audit.page(chosen, limit, cursor)
+        page = await self.audit.page(chosen, limit, parse_audit_cursor(cursor))
         return AuditList(data=[AuditRow.of(one) for one in page.records], next=page.next)
 
 
@@ -117,6 +115,13 @@ def audit_filter(
     if begin is not None and end is not None and begin >= end:
         raise BadRequest("from must be before to")
     return AuditFilter(who=who, action=action, target=target, since_s=begin, until_s=end)
+
+
+def parse_audit_cursor(text: str | None) -> str | None:
+    """Return the cursor of a page. Raises BadRequest."""
+    if text is not None and _CURSOR.fullmatch(text) is None:
+        raise BadRequest("cursor must be `next` of another page")
+    return text
 
 
 def audit_router(audit: AuditTrail, authenticator: Authenticator) -> APIRouter:

@@ -11,6 +11,7 @@ from app.asgi import ExchangeHandler
 from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.console.account_page import AccountPages, account_pages
+from app.console.audit_page import AuditPages
 from app.console.configuration_page import configuration_pages
 from app.console.devices import MemoryReader
 from app.console.engines_page import engines_router, live_engines
@@ -134,6 +135,7 @@ class Console:
             keys_pages(self._key_pages()),
             owner_pages(self._owner_pages()),
             account_pages(self._account_pages()),
+            AuditPages(renderer, self.audit).router(),
             configuration_pages(renderer, self.settings),
             usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
         ]

@@ -57,8 +57,8 @@ class RequestsQuery(BaseModel):
         """Return what is shown; with `own_key`, only of that key. Raises BadRequest."""
         if self.outcome and self.outcome not in OUTCOMES:
             raise BadRequest(f"outcome must be one of {', '.join(OUTCOMES)}")
-        until = _moment("to", self.until, end_of_day=True) if self.until else None
-        since = _moment("from", self.since) if self.since else None
+        until = parse_time("to", self.until, end_of_day=True) if self.until else None
+        since = parse_time("from", self.since) if self.since else None
         if since is None and self.is_history:
             since = (until or datetime.now(UTC)) - DEFAULT_SPAN
         return RequestFilter(
@@ -83,7 +83,8 @@ class RequestsQuery(BaseModel):
         return self.model_dump(by_alias=True, exclude={"cursor"}, exclude_defaults=True)
 
 
-def _moment(name: str, text: str, *, end_of_day: bool = False) -> datetime:
+def parse_time(name: str, text: str, *, end_of_day: bool = False) -> datetime:
+    """Return a time of an address, such as 24h before now. Raises BadRequest."""
     if ago := _AGO.fullmatch(text):
         return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     return parse_moment(name, text, end_of_day=end_of_day)

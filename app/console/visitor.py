@@ -74,6 +74,7 @@ PAGES = (
     Page("Serve", "engines", "Engines", _with(Right.ENGINES_READ)),
     Page("Serve", "playground", "Playground", lambda visitor: visitor.may_chat),
     Page("Manage", "keys", "Keys", _with(Right.KEYS_READ)),
+    Page("Manage", "audit", "Audit", _with(Right.AUDIT_READ)),
     # The right of a reload.
     Page("Manage", "configuration", "Configuration", _with(Right.ENGINES_WRITE)),
     Page(

@@ -81,6 +81,7 @@ SHOTS = (
     Shot("console-owners", "/console/keys/owners"),
     Shot("console-owner", "/console/owners/shop"),
     Shot("console-usage", "/console/usage"),
+    Shot("console-audit", "/console/audit"),
     Shot("console-configuration", "/console/configuration"),
     Shot("console-account", "/console/account", key="Web shop"),
 )

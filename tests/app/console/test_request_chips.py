@@ -1,6 +1,7 @@
 """The chips of the requests' page: each choice is the page with one filter changed."""
 
-from app.console.request_chips import Chip, chips_of, path_of
+from app.console.chips import Chip
+from app.console.request_chips import chips_of, path_of
 from app.console.requests_query import RequestsQuery
 
 PAGE = "/console/requests"

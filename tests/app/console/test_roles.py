@@ -21,6 +21,7 @@ MAY_SEE = {
     "requests": set(Role),
     "playground": {Role.CLIENT, Role.ADMIN},
     "keys": READERS,
+    "audit": {Role.AUDITOR, Role.ADMIN},
     "usage": READERS,
     "configuration": {Role.ADMIN},
     "account": {Role.CLIENT},

@@ -38,6 +38,7 @@ COLOURS = {
     "failed": "bold red",
     "stopped": "dim",
 }
+EJECTED = "gets no requests: its answers fail"
 UNITS = {"s": "s", "gib": "GiB"}
 
 
@@ -64,6 +65,7 @@ class Engine(msgspec.Struct):
     pid: int | None
     memory_gib: float | None
     runs: str
+    ejected: bool = False
 
 
 class UnusedServer(msgspec.Struct):
@@ -239,7 +241,7 @@ def summary_row(engine: Engine) -> Summary:
         printable(engine.model),
         printable(engine.since or "-"),
         str(engine.restarts),
-        printable(engine.last_error or "-"),
+        EJECTED if engine.ejected else printable(engine.last_error or "-"),
     )
 
 

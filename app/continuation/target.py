@@ -61,7 +61,7 @@ def choose_target(replicas: Sequence[Replica], origin: Origin) -> Replica | None
         and replica.served_name == origin.served_name
         and compatible(origin.facts, replica.engine.facts)
     ]
-    return min(able, key=lambda r: r.in_flight * r.weight + r.offset, default=None)
+    return min(able, key=lambda r: (r.is_out, r.in_flight * r.weight + r.offset), default=None)
 
 
 def may_come(replicas: Sequence[Replica], origin: Origin) -> bool:

@@ -152,6 +152,7 @@ class ModelDeployment:
             limits=settings.limits,
             on_demand=settings.load == "on_demand",
             policy=self._policy(settings.name),
+            eject_after=settings.eject_after,
             fallbacks=settings.fallbacks,
             fields=settings.fields,
             isolation=settings.isolation,

@@ -66,6 +66,9 @@ class EngineRow(BaseModel):
         0,
         description="Requests that other gateways have in flight at it, as they last reported.",
     )
+    ejected: bool = Field(
+        False, description="True while it gets no requests, because its answers fail."
+    )
     pid: int | None = Field(description="Process ID of its API server, if that is a local process.")
     memory_gib: float | None
     runs: str = Field(description="Its command line or address, without secrets.")
@@ -92,6 +95,7 @@ class EngineRow(BaseModel):
             load_s=engine.load_s,
             in_flight=replica.in_flight,
             in_flight_elsewhere=replica.elsewhere,
+            ejected=replica.is_out,
             pid=engine.pid,
             memory_gib=engine.memory_gib,
             runs=redact_command(engine.describe()),
@@ -219,6 +223,8 @@ def engine_figures(catalogue: Catalogue) -> Iterator[EngineFigures]:
             model=model.name,
             engine=engine.name,
             restarts=engine.restarts,
+            ejected=replica.is_out,
+            ejections=replica.ejections,
             version=facts.version,
             architecture=facts.architecture,
             dtype=facts.dtype,

@@ -2,6 +2,7 @@
 
 import logging
 from math import ceil
+from time import monotonic
 
 import msgspec
 
@@ -11,7 +12,7 @@ from app.relay.request_context import RequestContext
 from app.relay.routing_hints import RequestHints
 from app.request_body import BodyPlan
 from app.residency import remaining_s
-from app.routing import Model, Replica
+from app.routing import Model, Replica, list_usable, note_answer, note_failure
 from app.telemetry.metrics import Metrics
 from engines.base import EngineDied, EngineError, EngineNotReady, EngineState, EngineTimeout
 
@@ -51,6 +52,8 @@ class Attempts(msgspec.Struct, eq=False):
         if not left or self.deaths >= ATTEMPTS_AFTER_SENDING:
             raise self._none_left()
         replica = left.pop() if len(left) == 1 else self._choose(left)
+        if replica.health is not None:
+            replica.health.note_sent(monotonic())
         if self.fault is not None:
             self.metrics.retries.add((self.fault.reason,))
         self.reached = request.model, request.engine
@@ -64,10 +67,19 @@ class Attempts(msgspec.Struct, eq=False):
         request, plan = self.request, self.plan
         salt = plan.rewrite.cache_salt
         hints = RequestHints(request.exchange, request.principal.id, plan.body, salt)
-        replica = self.model.policy.choose(left, hints)
+        replica = self.model.policy.choose(list_usable(left), hints)
         assert replica is not None
         left.remove(replica)
         return replica
+
+    def note_answer(self, replica: Replica, status: int | None) -> None:
+        """Note the whole answer of a replica."""
+        if status is not None:
+            note_answer(replica, status, self.model.replicas, self.model.eject_after)
+
+    def note_broken(self, replica: Replica) -> None:
+        """Note that a replica broke its answer off."""
+        note_failure(replica, self.model.replicas, self.model.eject_after)
 
     def note_failure(self, replica: Replica, fault: EngineError) -> None:
         """Note that a replica failed. Raises EngineTooSlow where no other may be tried."""
@@ -85,6 +97,7 @@ class Attempts(msgspec.Struct, eq=False):
             log.debug("engine %s not ready: %s", replica.engine.name, fault, extra=fields)
             return
         log.warning("engine %s failed a request: %s", replica.engine.name, fault, extra=fields)
+        self.note_broken(replica)
         if isinstance(fault, EngineTimeout):
             # No second attempt: the engine may still be computing the first one's response.
             name = self.model.name

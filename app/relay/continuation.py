@@ -43,7 +43,7 @@ from app.relay.forward import Interrupted, end_stream, forward
 from app.relay.response import Truncated, as_gateway_error
 from app.relay.services import RelayServices
 from app.relay.stream import KeepAlive
-from app.routing import Model, Replica
+from app.routing import Model, Replica, note_failure
 from app.sse import DONE
 from app.usage import Usage
 from engines.base import EngineDrained, EngineError, EngineNotReady
@@ -243,15 +243,22 @@ class StreamContinuation:
             )
             await forward(self._services, target, call, request, self._result, self._check_status)
         except Interrupted as again:
+            if not isinstance(again.fault, EngineDrained):
+                self._note_broken(target)
             return again
         except EngineNotReady:
             raise
         except EngineError as error:
+            self._note_broken(target)
             return Interrupted(error, self._recording, self._meter)
         else:
             return None
         finally:
             target.in_flight -= 1
+
+    def _note_broken(self, replica: Replica) -> None:
+        model = self._calls.model
+        note_failure(replica, model.replicas, model.eject_after)
 
     async def _check_status(self, status: int) -> None:
         """Raise where an engine refuses the continuation."""

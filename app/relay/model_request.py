@@ -14,7 +14,7 @@ import msgspec
 
 from app.admission import Permit
 from app.asgi import ClientStalled
-from app.errors import EngineOverloaded, EngineUnavailable
+from app.errors import EngineFailed, EngineOverloaded, EngineUnavailable
 from app.relay.attempts import Attempts
 from app.relay.billing import Reservation, billed_usage
 from app.relay.call_builder import CallBuilder
@@ -24,7 +24,7 @@ from app.relay.fallback_chain import FallbackChain
 from app.relay.forward import Interrupted, forward
 from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
-from app.relay.response import NotRouted
+from app.relay.response import NotRouted, Truncated
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
 from app.request_body import (
@@ -37,9 +37,9 @@ from app.request_body import (
     plan_body,
 )
 from app.residency import ModelLease, StartWait
-from app.routing import Model, Replica
+from app.routing import FAULTS, Model, Replica
 from app.telemetry import LOAD_WAIT, QUEUE
-from engines.base import EngineError
+from engines.base import EngineDrained, EngineError
 
 WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
 
@@ -126,8 +126,15 @@ class ModelRequest(msgspec.Struct, eq=False):
                         ) from None
                     except Interrupted as error:
                         interrupted = error
+                        if not isinstance(error.fault, EngineDrained):
+                            attempts.note_broken(replica)
                         break
+                    except (Truncated, EngineFailed):
+                        attempts.note_broken(replica)
+                        raise
                     else:
+                        if replica.health is not None or result.status in FAULTS:
+                            attempts.note_answer(replica, result.status)
                         if result.fingerprint is not None:
                             replica.fingerprint = result.fingerprint or replica.fingerprint
                         return

@@ -1,16 +1,19 @@
 """Chooses the replica that serves a request.
 
 `catalogue` has the models by their names with the replicas of each, `policies` the rules by which a
-replica is chosen (a new one goes into the table there), `endpoints` what a model can serve, and
-`slots` counts this gateway's part of the engines' slots.
+replica is chosen (a new one goes into the table there), `endpoints` what a model can serve, `slots`
+counts this gateway's part of the engines' slots, and `ejection` takes replicas out whose answers
+fail.
 """
 
 from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model, quote_name
+from app.routing.ejection import FAULTS, list_usable, note_answer, note_failure
 from app.routing.policies import POLICIES, RoutingHints, SelectionPolicy
 from app.routing.replica import UNDIVIDED, Movable, Replica
 from app.routing.slots import count_slots
 
 __all__ = [
+    "FAULTS",
     "POLICIES",
     "UNDIVIDED",
     "Bounds",
@@ -22,5 +25,8 @@ __all__ = [
     "RoutingHints",
     "SelectionPolicy",
     "count_slots",
+    "list_usable",
+    "note_answer",
+    "note_failure",
     "quote_name",
 ]

@@ -55,6 +55,8 @@ class Model:
     # Its engines are loaded by the first request, not at start-up.
     on_demand: bool = False
     policy: SelectionPolicy = field(default_factory=LeastLoaded)
+    # Failures in a row that take one of several engines out (`ejection.py`); 0: none does.
+    eject_after: int = 5
     # Models that serve its requests, tried in this order, when none of its engines can.
     fallbacks: tuple[str, ...] = ()
     # Rules for request fields, and the scope in which keys share the prefix cache.

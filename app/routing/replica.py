@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from app.routing.answer_health import AnswerHealth
 from engines.base import Engine
 
 UNDIVIDED = (1, 0)  # all slots are this gateway's
@@ -42,6 +43,25 @@ class Replica:
     by_priority: bool = False  # the engine schedules requests by priority
     # Streams that can go on elsewhere, while they run here.
     streams: set[Movable] = field(default_factory=set)
+    # What is held against its answers; None: nothing.
+    health: AnswerHealth | None = None
+    ejections: int = 0  # how often it was taken out for them
+
+    @property
+    def is_out(self) -> bool:
+        """True while it gets no requests but trials."""
+        return self.health is not None and self.present_health().is_out
+
+    def takes_request(self, now: float) -> bool:
+        """Return whether its answers are good enough for a request more."""
+        return self.health is None or self.present_health().takes_request(self.in_flight, now)
+
+    def present_health(self) -> AnswerHealth:
+        """Return what is held against its engine since that started, or came back."""
+        health, since = self.health, self.engine.since
+        if health is None or health.since != since:
+            health = self.health = AnswerHealth(since)
+        return health
 
     def move_streams(self) -> int:
         """Interrupt the streams that can go on elsewhere, each once; return their number."""

@@ -17,9 +17,12 @@ from engines.base import EngineState
 def count_slots(replicas: Sequence[Replica], per_engine: SlotsPerEngine) -> int:
     """Return the number of slots of the READY engines that are this gateway's; at least one.
 
-    Without a READY engine one engine's slots remain, for requests that get its error.
+    An engine that is taken out for its answers has none. Without a READY engine one engine's slots
+    remain, for requests that get its error.
     """
-    ready = [r for r in replicas if r.engine.state is EngineState.READY] or replicas[:1]
+    ready = [
+        r for r in replicas if r.engine.state is EngineState.READY and not r.is_out
+    ] or replicas[:1]
     # Engines of the same gateways are divided together: fewer slots are lost to rounding up.
     targets: dict[tuple[int, int], int] = {}
     for replica in ready:

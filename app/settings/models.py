@@ -212,6 +212,14 @@ class ModelSettings(SpecModel):
         "beginning; session: one engine per session (x-session-id, prompt_cache_key, user or the "
         "key).",
     )
+    eject_after: int = Field(
+        5,
+        ge=0,
+        le=1000,
+        description="Failed answers in a row (500, 502, 504, broken streams, timeouts) after which "
+        "one of several engines gets no requests for a while, although its health check is good. "
+        "0: never.",
+    )
     fallbacks: tuple[ModelName, ...] = Field(
         (),
         description="Models, by name, that serve a request when no engine of this model can, "

@@ -27,6 +27,8 @@ class EngineFigures:
     model: str
     engine: str
     restarts: int
+    ejected: bool = False
+    ejections: int = 0
     version: str | None = None
     architecture: str | None = None
     dtype: str | None = None
@@ -49,6 +51,18 @@ class EngineSeries:
     ]
     _restarts: Annotated[
         Counter, "gateway_engine_restarts_total", "Restarts of an engine after a failure.", _ENGINE
+    ]
+    _ejected: Annotated[
+        Gauge,
+        "gateway_engine_ejected",
+        "1 while an engine gets no requests because its answers fail, 0 otherwise.",
+        _ENGINE,
+    ]
+    _ejections: Annotated[
+        Counter,
+        "gateway_engine_ejections_total",
+        "How often an engine was taken out because its answers failed.",
+        _ENGINE,
     ]
     _info: Annotated[
         Gauge,
@@ -85,6 +99,8 @@ class EngineSeries:
         def set_figures() -> None:
             figures = {(engine.model, engine.engine): engine for engine in read()}
             self._restarts.values = {key: engine.restarts for key, engine in figures.items()}
+            self._ejected.values = {key: int(engine.ejected) for key, engine in figures.items()}
+            self._ejections.values = {key: engine.ejections for key, engine in figures.items()}
             infos = {k: [getattr(engine, name) for name in _INFO] for k, engine in figures.items()}
             self._info.values = {
                 (*key, *map(clean_label, info)): 1 for key, info in infos.items() if any(info)

@@ -99,17 +99,19 @@ def _state() -> Panels:
             STATES,
         ),
         graph(
-            "Restarts and scrape errors",
-            "In five minutes. Restarts: read the engine's log. Scrape errors: its own /metrics "
-            "cannot be read.",
+            "Restarts, ejections and scrape errors",
+            "In five minutes. Restarts and ejections (its answers fail): read the engine's log. "
+            "Scrape errors: its own /metrics cannot be read.",
             "short",
             *(
                 ask(increase(_of_engine(name, OF_MODEL), "5m"), f"{LABEL}: {legend}")
                 for legend, name in (
                     ("restarts", "gateway_engine_restarts_total"),
+                    ("ejections", "gateway_engine_ejections_total"),
                     ("scrape errors", "gateway_engine_scrape_errors_total"),
                 )
             ),
+            ask(_of_engine("gateway_engine_ejected", OF_MODEL), f"{LABEL}: taken out"),
             steps=[(2, "red")],
         ),
         graph(

@@ -44,6 +44,7 @@ def engine(name: str = "demo-0", **fields: Any) -> dict[str, Any]:
         "pid": None,
         "memory_gib": None,
         "runs": "vllm --model=m",
+        "ejected": False,
     }
     return {**usual, **fields}
 
@@ -130,6 +131,11 @@ def test_what_several_gateways_and_discovery_add_stands_below(gateway: FakeGatew
 def test_json_is_the_response_of_the_gateway(gateway: FakeGateway) -> None:
     gateway.respond(PATH, answer(engine(facts=FACTS)))
     assert json.loads(run("status", "--json").stdout) == [engine(facts=FACTS)]
+
+
+def test_an_engine_that_is_taken_out_says_so(gateway: FakeGateway) -> None:
+    gateway.respond(PATH, answer(engine(ejected=True), engine("demo-1")))
+    assert run("status").stdout.count("gets no requests: its answers fail") == 1
 
 
 def test_status_on_a_pipe_does_not_wait_for_a_start(gateway: FakeGateway) -> None:

@@ -48,6 +48,7 @@ def test_engine_row_with_all_fields() -> None:
         "load_s": 21.5,
         "in_flight": 3,
         "in_flight_elsewhere": 0,
+        "ejected": False,
         "pid": 42,
         "memory_gib": 2.5,
         "runs": "vllm '--hf-token=***' --model=m",

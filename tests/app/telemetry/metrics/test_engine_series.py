@@ -47,7 +47,11 @@ def test_engine_that_reports_every_figure() -> None:
 def test_missing_figures_have_no_series() -> None:
     registry = registry_of(figures())
     samples = [sample.name for family in registry.collect() for sample in family.samples]
-    assert samples == ["gateway_engine_restarts_total"]
+    assert samples == [
+        "gateway_engine_restarts_total",
+        "gateway_engine_ejected",
+        "gateway_engine_ejections_total",
+    ]
 
 
 def test_figures_are_read_at_each_scrape() -> None:

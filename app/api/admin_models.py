@@ -36,10 +36,15 @@ _LOADER_OPERATIONS = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
 def activity(model: Model, services: RelayServices, operations: ModelOperations) -> Activity:
     """Return a model's requests, the operation under way, and how far its load is."""
     name, loader = model.name, services.loader
-    if model.parent is None:
+    if model.owns_engines:
         in_flight, waiting = services.admission.counts(name)
-    else:  # its requests are in its model's queue
-        engines = [request.engine for request in services.in_flight if request.model == name]
+    else:  # its requests are in another model's queue
+        names = (name, *model.aliases)
+        engines = [
+            request.engine
+            for request in services.in_flight
+            if request.model == name or (model.split and request.requested_model in names)
+        ]
         waiting = engines.count(None)
         in_flight = len(engines) - waiting
     waiting += services.starts.waiting(name)

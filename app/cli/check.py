@@ -133,6 +133,10 @@ def _model(
     from engines.spec import LocalSpec, ManagedSpec
 
     yield f"model {', '.join(settings.names)}"
+    if settings.split:
+        yield f"  split {', '.join(f'{one.model} {one.weight}' for one in settings.split)}"
+    if not settings.engines:
+        return
     fallbacks = f", fallbacks {', '.join(settings.fallbacks)}" if settings.fallbacks else ""
     limits = f", limits {_limits(settings.limits)}" if _any(settings.limits) else ""
     yield f"  load {settings.load}, isolation {settings.isolation}{fallbacks}{limits}"
@@ -177,7 +181,7 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
     for each in settings.models:
         yield from _unread_files(each)
     for each in settings.models:
-        replicas = catalogue.resolve(each.name).replicas
+        replicas = catalogue.resolve(each.name).replicas if each.engines else ()
         remote = [one.engine.name for one in replicas if not one.engine.capabilities.managed]
         remote += _sources(each)
         if remote and _cached_tokens_matter(settings, each):

@@ -39,14 +39,15 @@ class ModelAbilities:
     sleep_level: int | None = None
     # Some engine sleeps.
     asleep: bool = False
+    own_engines: bool = True
 
 
 def model_actions(row: ModelRow, abilities: ModelAbilities) -> list[Action]:
     """Return the actions on a model; none while an operation on it is running.
 
-    An adapter has none: its engines are its model's.
+    An adapter and a split without engines have none: their engines are other models'.
     """
-    if row.under_way is not None or row.parent is not None:
+    if row.under_way is not None or not abilities.own_engines:
         return []
     return [
         *_load_actions(row, abilities),

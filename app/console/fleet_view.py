@@ -126,6 +126,7 @@ def _model_view(row: ModelRow, model: Model, settings: ModelSettings | None) -> 
         others_stay=len(able) < len(engines),
         sleep_level=min(levels, default=None),
         asleep=any(engine.state is EngineState.ASLEEP for engine in engines),
+        own_engines=model.owns_engines,
     )
     names = [engine.name for engine in engines]
     return ModelView(row, settings, model.fallbacks, names, model_actions(row, abilities))

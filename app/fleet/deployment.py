@@ -126,6 +126,7 @@ class ModelDeployment:
             fallbacks=adapter.fallbacks,
             policy=self._policy(adapter.name),
             parent=model.name,
+            split=(),
             adapter_source=adapter.source,
         )
 
@@ -165,6 +166,8 @@ class ModelDeployment:
             max_waiting=settings.queue.max_waiting,
             continuation=_continuation_terms(settings),
             discovered=bool(settings.discovering) if discovered is None else discovered,
+            split=settings.split,
+            engineless=not settings.engines,
         )
 
 

@@ -39,12 +39,16 @@ class ModelOperations:
 
         It continues when its callers are canceled, so shield the task; it raises EngineUnavailable
         and Conflict. Raises Conflict while an operation of another kind is running, and for an
-        adapter.
+        adapter or a split, which has no engines of its own.
         """
         model = self._catalogue.get(name)
         if model is not None and model.parent is not None:
             raise errors.Conflict(
                 f"{name} is an adapter of {model.parent}, whose engines it shares: {verb} that one"
+            )
+        if model is not None and model.engineless:
+            raise errors.Conflict(
+                f"{name} is a split and has no engines of its own: {verb} its models"
             )
         before, task = self._operations.get(name, (verb, None))
         if before != verb:

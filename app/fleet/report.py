@@ -147,6 +147,20 @@ class Activity:
     expected_s: float | None = None
 
 
+class SplitRow(BaseModel):
+    model: str
+    weight: int
+    share: float = Field(description="Its part of the sessions, from 0 to 1.")
+
+    @classmethod
+    def all_of(cls, model: Model) -> list[Self]:
+        """Return the rows of a model's split; empty: it has none."""
+        total = sum(target.weight for target in model.split) or 1
+        return [
+            cls(model=one.model, weight=one.weight, share=one.weight / total) for one in model.split
+        ]
+
+
 class ModelRow(BaseModel):
     name: str
     aliases: list[str]
@@ -162,6 +176,10 @@ class ModelRow(BaseModel):
         description="Reason of the failure; null unless its state is failed."
     )
     parent: str | None = Field(None, description="Of a LoRA adapter: the model that it is for.")
+    split: list[SplitRow] = Field(
+        default_factory=list,
+        description="The models that share its requests, as far as they are present.",
+    )
 
     @classmethod
     def of(cls, model: Model, activity: Activity) -> Self:
@@ -197,6 +215,7 @@ class ModelRow(BaseModel):
             if state is EngineState.FAILED
             else None,
             parent=model.parent,
+            split=SplitRow.all_of(model),
         )
 
 

@@ -139,7 +139,7 @@ class EngineLifecycle:
         models = [
             model
             for model in self._catalogue.models
-            if model.parent is None and (keeps or not model.on_demand)
+            if model.owns_engines and (keeps or not model.on_demand)
         ]
         running = [
             [
@@ -219,7 +219,7 @@ class EngineLifecycle:
         return [
             model.name
             for model in self._catalogue.models
-            if model.on_demand and model.parent is None
+            if model.on_demand and model.owns_engines
             if any((self._run_dir / r.engine.name / RECORD_FILE).exists() for r in model.replicas)
         ]
 

@@ -20,7 +20,7 @@ from app.request_body import (
     FieldRuleCache,
     UsualCost,
 )
-from app.routing import Catalogue, Model
+from app.routing import Catalogue, Model, choose_target
 from app.telemetry.metrics import Buckets, Metrics
 
 # More combinations than are active at a time; beyond it, all are bound again.
@@ -61,8 +61,9 @@ class Bindings:
         self._rules = rules
         self._metrics = metrics
         self._most = most
-        # By key ID, the name that the client sent, and endpoint. Names are those of known models.
-        self._known: dict[tuple[str, str, str], Binding] = {}
+        # By key ID, the name that the client sent, and endpoint; for a model of a split its name as
+        # well, since the key may not use it alone. Names are those of known models.
+        self._known: dict[tuple[str, ...], Binding] = {}
         # What all of them were made from.
         self._changes = -1
         self._bounds: RelayBounds | None = None
@@ -89,21 +90,41 @@ class Bindings:
         at = (principal.id, name, endpoint.label)
         binding = self._known.get(at)
         if binding is None or binding.principal is not principal:
-            binding = self._bind(principal, name, endpoint, bounds)
-            if len(self._known) >= self._most:
-                self._known.clear()
-            self._known[at] = binding
+            model = self._catalogue.find(name, principal.allows)
+            binding = self._bind(at, principal, model, endpoint, bounds)
+        return binding
+
+    def find_target(
+        self, split: Binding, session: bytes, endpoint: Endpoint, bounds: RelayBounds
+    ) -> Binding:
+        """Return the binding of the model that serves a session of a split.
+
+        `split` is what `find` has just returned; it stays where no model has a share.
+        """
+        name = choose_target(split.model.split, session)
+        model = None if name is None else self._catalogue.get(name)
+        if model is None or model is split.model:
+            return split
+        at = (split.principal.id, split.model.name, endpoint.label, model.name)
+        binding = self._known.get(at)
+        if binding is None or binding.principal is not split.principal:
+            binding = self._bind(at, split.principal, model, endpoint, bounds)
         return binding
 
     def _bind(
-        self, principal: Principal, name: str, endpoint: Endpoint, bounds: RelayBounds
+        self,
+        at: tuple[str, ...],
+        principal: Principal,
+        model: Model,
+        endpoint: Endpoint,
+        bounds: RelayBounds,
     ) -> Binding:
-        model = self._catalogue.find(name, principal.allows)
+        """Keep a new binding and return it."""
         limits = LimitRequest(
             principal.id, principal.limits, model.name, model.limits, 0, owner=principal.owner
         )
         precharged = msgspec.structs.replace(limits, precharged=True)
-        return Binding(
+        binding = Binding(
             principal,
             model,
             model.serves(endpoint.label),
@@ -112,6 +133,10 @@ class Bindings:
             self._limiter.scope(precharged),
             self._metrics.overhead.buckets((model.name,)),
         )
+        if len(self._known) >= self._most:
+            self._known.clear()
+        self._known[at] = binding
+        return binding
 
     def body_rules(
         self, principal: Principal, model: Model, endpoint: Endpoint, bounds: RelayBounds

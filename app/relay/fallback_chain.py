@@ -50,7 +50,8 @@ class FallbackChain:
         self._endpoint = request.endpoint.label
         self._key_id = request.principal.id
         # By name: a reload may replace any of them meanwhile.
-        self._left = [name for name in requested.fallbacks if request.principal.allows(name)]
+        allows = request.principal.allows
+        self._left = [n for n in requested.fallbacks if services.catalogue.may_use(n, allows)]
         self._waits_until = asyncio.get_running_loop().time() + requested.load_wait_s
 
     @property

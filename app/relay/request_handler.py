@@ -20,6 +20,7 @@ from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.fallbacks import Fallback
 from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
+from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
 from app.relay.stored_responses import find_previous_engine, relay_stored_response
 from app.relay.stream import KeepAlive
@@ -271,6 +272,11 @@ def _plan_for_model(services: RelayServices, request: RequestContext, body: Pars
         _check_content_type(request.exchange)
     endpoint = request.endpoint
     binding = services.bindings.find(request.principal, body.model, endpoint, services.bounds)
+    if binding.model.split:
+        hints = RequestHints(request.exchange, request.principal.id, body)
+        split, bounds = binding, services.bounds
+        binding = services.bindings.find_target(split, hints.session(), endpoint, bounds)
+        services.metrics.split_requests.add((split.model.name, binding.model.name))
     model, request.binding = binding.model, binding
     request.model, request.requested_model = model.name, body.model
     if not binding.served:

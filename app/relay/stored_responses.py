@@ -103,7 +103,8 @@ async def _find_replica(services: RelayServices, request: RequestContext) -> tup
     """
     response_id = _id_of(request)
     found = await _find(services, request, response_id)
-    if found is None or not request.principal.allows(found.model):
+    allows = request.principal.allows
+    if found is None or not services.catalogue.may_use(found.model, allows):
         raise not_found(response_id)
     for model in services.catalogue.models:
         for replica in model.replicas:

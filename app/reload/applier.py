@@ -1,7 +1,8 @@
 """Applies a planned difference to the running gateway; a model changes completely or not at all.
 
 Models are removed, then changed one after the other, then added. A model whose new engine fails to
-start is rolled back to its old engines and settings; the others are not affected.
+start is rolled back to its old engines and settings; the others are not affected. Splits change
+last, once the models that they name have started.
 """
 
 import asyncio
@@ -81,7 +82,7 @@ class Applier:
     async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
         removed = self._fleet.withdraw(found.removed)
         reports = [ModelReport(one.name, Outcome.REMOVED) for one in removed]
-        changed = [change for change in found.changed if not change.needs_engines]
+        changed = [one.with_old_split for one in found.changed if not one.needs_engines]
         faults = await self._load_adapters(changed)
         self._apply_settings(changed)
         await asyncio.sleep(0)  # with many models each step takes milliseconds
@@ -93,14 +94,18 @@ class Applier:
                     reports.append(ModelReport(change.new.name, Outcome.ROLLED_BACK, fault))
                 else:
                     faults |= await self._load_adapters([change])
-                    changed.append(change)
+                    changed.append(change.with_old_split)
                     self._apply_settings(changed)
-        for addition in found.added:
+        for addition in sorted(found.added, key=lambda one: bool(one.model.split)):
             if not addition.needs_restart:
                 name, fault = addition.model.name, await self._add(addition)
                 outcome = Outcome.ADDED if fault is None else Outcome.NOT_ADDED
                 warning = self._silent_servers(name, addition.configs) if fault is None else None
                 reports.append(ModelReport(name, outcome, fault, warning))
+        if any(change.new.split != change.old.split for change in found.changed):
+            names = {change.new.name for change in changed}
+            changed = [change for change in found.changed if change.new.name in names]
+            self._apply_settings(changed)
         owners = self._owners()
         for change in changed:
             reason = _name_conflict(change.new, owners) or faults.get(change.new.name)

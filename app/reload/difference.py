@@ -6,13 +6,14 @@ at a reload; all others are reported as needing a restart. Values of secrets are
     ~ model demo: args.max-model-len 2048 → 4096 (replaces demo-0)
     ~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready
     ~ model demo: aliases [a] → [a, b]
+    ~ model chat: split.demo 90 → 50
     + model small (starts small-0)
     - model large (stops large-0)
     ! server.port 8000 → 8001 (needs a restart)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -113,6 +114,11 @@ class ModelChange:
         return not self.needs_restart and (bool(self.plan) or self.becomes_eager)
 
     @property
+    def with_old_split(self) -> "ModelChange":
+        """The change without that of its split."""
+        return replace(self, new=self.new.model_copy(update={"split": self.old.split}))
+
+    @property
     def becomes_eager(self) -> bool:
         """True if it was loaded on demand, and is always loaded from now on."""
         return self.old.load != self.new.load == "eager"
@@ -161,6 +167,8 @@ class Difference:
 
     new: Settings
     removed: Mapping[str, tuple[EngineConfig, ...]]
+    # Those of `removed` that had no engines, but a split.
+    removed_splits: frozenset[str]
     changed: tuple[ModelChange, ...]
     added: tuple[Addition, ...]
     # Settings outside of models: those that take effect, and those that need a restart.
@@ -186,8 +194,8 @@ class Difference:
         for change in self.changed:
             yield from _model_lines(change)
         for name, configs in self.removed.items():
-            stops = _names(configs) or "its discovered servers"
-            yield f"- model {shown(name)} (stops {stops})"
+            stops = f"stops {_names(configs) or 'its discovered servers'}"
+            yield f"- model {shown(name)} ({'a split' if name in self.removed_splits else stops})"
         for addition in self.added:
             name = shown(addition.model.name)
             if addition.needs_restart:
@@ -196,6 +204,7 @@ class Difference:
                 yield f"+ model {name} (loads at the first request)"
             else:
                 begins = [f"starts {_names(addition.configs)}"] if addition.configs else []
+                begins += [f"split: {_shares(addition.model)}"] if addition.model.split else []
                 begins += [f"discovers {source}" for source in _sources(addition.model)]
                 yield f"+ model {name} ({'; '.join(begins)})"
         for setting in self.applied:
@@ -230,6 +239,7 @@ def difference(
     return Difference(
         new,
         {name: tuple(running[name]) for name in before if name not in after},
+        frozenset(name for name in before.keys() - after.keys() if not before[name].engines),
         tuple(changed),
         tuple(added),
         tuple(change for change in sections if change.path in APPLIED),
@@ -298,7 +308,8 @@ def _is_fixed(config: EngineConfig) -> bool:
 def _gateway_settings(model: ModelSettings, *, local: bool) -> dict[str, object]:
     """Return the settings that no engine depends on; `local`: some engine runs here."""
     found = _settings_of(model, "")
-    del found["engines"], found["adapters"]
+    del found["engines"], found["adapters"], found["split"]
+    found |= {f"split.{target.model}": target.weight for target in model.split}
     for adapter in model.adapters or ():
         set_here = adapter.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
         found |= flatten(set_here, f"adapters.{adapter.name}") or {f"adapters.{adapter.name}": ""}
@@ -375,6 +386,10 @@ def _model_lines(change: ModelChange) -> Iterator[str]:
         yield f"~ model {name}: fewer engines (stops {_names(change.plan.removed)})"
     if change.plan.added:
         yield f"~ model {name}: more engines (starts {_names(change.plan.added)})"
+
+
+def _shares(model: ModelSettings) -> str:
+    return shown(", ".join(f"{target.model} {target.weight}" for target in model.split))
 
 
 def _names(configs: Sequence[EngineConfig]) -> str:

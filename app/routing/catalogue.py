@@ -1,8 +1,8 @@
 """The catalogue: every model that clients may name, with its replicas."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ from app.routing.endpoints import endpoints_of, list_endpoints
 from app.routing.policies import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
 from app.routing.slots import count_slots
-from app.settings import NO_LIMITS, FieldSettings, LimitSettings, SlotsPerEngine
+from app.settings import NO_LIMITS, FieldSettings, LimitSettings, SlotsPerEngine, SplitTarget
 from engines.base import ChangeNotifier, Engine, EngineState
 
 # Existing names listed in the error for an unknown one.
@@ -82,6 +82,10 @@ class Model:
     # it from.
     parent: str | None = None
     adapter_source: str | None = None
+    # Models that share its requests; in the catalogue those that are present. The replicas of a
+    # split without engines are theirs.
+    split: tuple[SplitTarget, ...] = ()
+    engineless: bool = False
     # The response header with the model's name, which is percent-encoded where necessary.
     header_line: bytes = field(init=False, repr=False)
 
@@ -93,6 +97,11 @@ class Model:
     def base(self) -> str:
         """The name of the model whose engines, loads and queue it has."""
         return self.parent or self.name
+
+    @property
+    def owns_engines(self) -> bool:
+        """True if its replicas are not those of another model."""
+        return self.parent is None and not self.engineless
 
     @property
     def able(self) -> tuple[Replica, ...]:
@@ -166,7 +175,8 @@ class Catalogue:
         """Replace all models. Requests that have found theirs keep it."""
         for engine in self.engines:
             engine.changes.stop_forwarding(self.changes)
-        self.models = tuple(models)
+        present = {model.name: model for model in models}
+        models = self.models = tuple(_with_present_targets(model, present) for model in models)
         for engine in self.engines:
             engine.changes.forward_to(self.changes)
         self._by_own_name = {model.name: model for model in models}
@@ -182,6 +192,14 @@ class Catalogue:
         if model is None or not allows(model.name):
             raise ModelNotFound(f"the model {quote_name(name)} does not exist; see /v1/models")
         return model
+
+    def may_use(self, name: str, allows: Callable[[str], bool]) -> bool:
+        """Return whether a caller may use a model: by its name, or as a part of a split."""
+        return allows(name) or any(
+            target.model == name and allows(model.name)
+            for model in self.models
+            for target in model.split
+        )
 
     def current(self, model: Model) -> Model:
         """Return the present version of a model; the model itself if it was removed."""
@@ -203,7 +221,7 @@ class Catalogue:
     def replicas(self) -> Iterator[tuple[Model, Replica]]:
         """Yield every replica once, with the model that it was built for."""
         for model in self.models:
-            if model.parent is None:
+            if model.owns_engines:
                 for replica in model.replicas:
                     yield model, replica
 
@@ -236,6 +254,17 @@ class Catalogue:
     @property
     def engines(self) -> list[Engine]:
         return [replica.engine for _, replica in self.replicas()]
+
+
+def _with_present_targets(model: Model, present: Mapping[str, Model]) -> Model:
+    """Return a model whose split has only present models, and their replicas if it has none."""
+    if not model.split:
+        return model
+    split = tuple(target for target in model.split if target.model in present)
+    if not model.engineless:
+        return replace(model, split=split)
+    replicas = (replica for target in split for replica in present[target.model].replicas)
+    return replace(model, split=split, replicas=tuple(dict.fromkeys(replicas)))
 
 
 def quote_name(name: str) -> str:

@@ -22,6 +22,8 @@ def banner(application: Application, port: int, key: str | None) -> str:
         also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
         if model.parent is not None:
             also += f", adapter of {model.parent}"
+        if model.split:
+            also += f", split: {', '.join(f'{t.model} {t.weight}' for t in model.split)}"
         ready = f"{model.ready} of {len(model.replicas)} engines ready"
         if model.on_demand and not model.ready:
             ready = "loads at the first request"

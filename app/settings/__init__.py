@@ -32,6 +32,7 @@ from app.settings.models import (
     PriceSettings,
     QueueSettings,
     SlotsPerEngine,
+    SplitTarget,
 )
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
@@ -79,6 +80,7 @@ __all__ = (
     "Settings",
     "SlotsPerEngine",
     "Source",
+    "SplitTarget",
     "StateSettings",
     "TlsSettings",
     "TracesSettings",

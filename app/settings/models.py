@@ -3,7 +3,14 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings
@@ -156,8 +163,28 @@ class AdapterSettings(SpecModel):
         return (self.name, *self.aliases)
 
 
+class SplitTarget(SpecModel):
+    """A model that serves a share of the requests for another name."""
+
+    model: ModelName = Field(description="Name of a model or an adapter; no alias.")
+    weight: int = Field(
+        1,
+        ge=0,
+        le=1_000_000,
+        description="Its share, relative to the weights of the others. 0: no requests.",
+    )
+
+
+# The settings of a model without engines of its own.
+_SPLIT_SETTINGS = frozenset({"name", "aliases", "split"})
+
+
 class ModelSettings(SpecModel):
     """A model that clients can request, and the engines that serve it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["engines"]}, {"required": ["split"]}]}
+    )
 
     name: ModelName = Field(description="Name that clients send as model.")
     aliases: tuple[ModelName, ...] = Field((), description="Other names of the same model.")
@@ -279,9 +306,35 @@ class ModelSettings(SpecModel):
         "adapters without a restart. An empty list starts engines that adapters can be added to "
         "later. Default: none, and engines without LoRA.",
     )
-    engines: tuple[EngineSpec, ...] = Field(
-        min_length=1, description="Engines that serve the model."
+    split: tuple[SplitTarget, ...] = Field(
+        (),
+        max_length=64,
+        description="Models that share the requests for this name, by weight. A session (as for "
+        "policy: session) or else a key stays with one of them. The model itself may be one, if it "
+        "has engines. Default: none; the model serves all of its requests.",
     )
+    engines: tuple[EngineSpec, ...] = Field(
+        (), min_length=1, description="Engines that serve the model. Required without split."
+    )
+
+    @model_validator(mode="after")
+    def _check_split(self) -> Self:
+        if not self.engines:
+            if not self.split:
+                raise PlacedError("is required", "engines")
+            if others := sorted(self.model_fields_set - _SPLIT_SETTINGS):
+                message = "a split without engines has no such setting: set it for its models"
+                raise PlacedError(message, others[0])
+        names = [target.model for target in self.split]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise PlacedError(f"{name!r} is given twice", "split", number, "model")
+            if name == self.name and not self.engines:
+                message = "the model has no engines to be a part of its own split"
+                raise PlacedError(message, "split", number, "model")
+        if self.split and not any(target.weight for target in self.split):
+            raise PlacedError("every weight is 0: one must be above", "split")
+        return self
 
     @model_validator(mode="after")
     def _check_loading(self) -> Self:

@@ -16,11 +16,12 @@ from app.settings.console import ConsoleSettings
 from app.settings.containers import ContainersSettings
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.limits import LimitsSettings
-from app.settings.models import AdapterSettings, ModelSettings
+from app.settings.models import ModelSettings
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, SECTION_SECRETS, KeyDigest, KeyDigests
 from app.settings.server import ServerSettings
 from app.settings.source import PREFIX, Source
+from app.settings.split import Placed, check_splits
 from app.settings.state import AuditSettings, AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import LogSettings, MetricsSettings, TracesSettings
 from engines.spec import ManagedSpec, PlacedError, RemoteSpec, SpecModel
@@ -103,7 +104,7 @@ class Settings(_Layered):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        named: list[tuple[tuple[str | int, ...], ModelSettings | AdapterSettings]] = []
+        named: list[Placed] = []
         for number, model in enumerate(self.models):
             named.append((("models", number), model))
             for place, adapter in enumerate(model.adapters or ()):
@@ -117,6 +118,7 @@ class Settings(_Layered):
         if fault := find_fallback_fault({found.name: found.fallbacks for _, found in named}):
             where, _ = named[fault.model]
             raise PlacedError(fault.message, *where, "fallbacks", *fault.place)
+        check_splits(named)
         for number, model in enumerate(self.models):
             for engine, spec in enumerate(model.engines):
                 inherited = spec.inherit_env if isinstance(spec, ManagedSpec) else ()

@@ -35,8 +35,8 @@ class SharedEngines:
         before = {replica for _, replica in self._shared.values()}
         self._shared = {}
         for model in models:
-            if model.parent is not None:
-                continue  # an adapter has the replicas of its model
+            if not model.owns_engines:
+                continue
             times = Counter[str]()  # an engine may be listed twice
             for replica in model.replicas:
                 shared_id = replica.engine.shared_id

@@ -113,6 +113,12 @@ class Metrics:
         "could serve.",
         ("model", "fallback"),
     ]
+    split_requests: Annotated[
+        Counter,
+        "gateway_split_requests_total",
+        "Requests for a name that several models share, by the model that the split chose.",
+        ("model", "target"),
+    ]
     continuations: Annotated[
         Counter,
         "gateway_continuations_total",

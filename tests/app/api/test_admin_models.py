@@ -66,6 +66,7 @@ async def test_the_list(gateway: Gateway, engine: Process) -> None:
         "name": "org/demo/load",
         "aliases": ["gpt"],
         "parent": None,
+        "split": [],
         "load": "eager",
         "state": "stopped",
         "engines": 1,

@@ -126,6 +126,13 @@ WRONG = {
         GOOD.replace("model: m", "model: ./models/demo"),
         ":5: model demo: engines[0].model: model directory ./models/demo does not exist",
     ),
+    "model without engines": Wrong(
+        "models:\n  - name: demo\n", ":2: model demo: engines: is required"
+    ),
+    "split with a model that is not there": Wrong(
+        GOOD + "    split: [{model: demo}, {model: dmo2}]\n",
+        ":6: model demo: split[1].model: 'dmo2' is not a model; did you mean demo?",
+    ),
     "adapters by a flag": Wrong(
         _engine("args: {lora-modules: [legal=/loras/legal]}"),
         ":6: model demo: engines[0].args.lora-modules: is set by the gateway; use adapters of the "

@@ -20,6 +20,7 @@ from tests.app.reload.gateways import (
     model,
     process,
     run,
+    slow_start,
 )
 from tests.fakes.vllm import Fake
 from tests.gateway import free_port, remote
@@ -351,3 +352,27 @@ class TestRouting:
             assert (await one.chat()).json()["model"] == "small"
             await one.reload(model("demo", broken))
             assert (await one.chat()).status_code == 503
+
+
+class TestSplits:
+    async def test_new_model_gets_its_share_once_it_has_started(self, tmp_path: Path) -> None:
+        flag = tmp_path / "loaded"
+        canary = model("canary", slow_start(flag))
+        whole = [{"model": "demo", "weight": 0}, {"model": "canary", "weight": 1}]
+        async with run(tmp_path, model("demo")) as gateway:
+            reload = asyncio.create_task(gateway.reload(model("demo", split=whole), canary))
+            await wait_until(lambda: gateway.state.catalogue.get("canary") is not None)
+            assert (await gateway.chat("demo")).headers["x-gateway-model"] == "demo"
+            flag.touch()
+            assert (await reload)["ok"]
+            assert (await gateway.chat("demo")).headers["x-gateway-model"] == "canary"
+            # It goes, and the other one serves again.
+            assert (await gateway.reload(model("demo")))["ok"]
+            assert (await gateway.chat("demo")).headers["x-gateway-model"] == "demo"
+
+    async def test_model_that_does_not_start_gets_no_share(self, tmp_path: Path) -> None:
+        whole = [{"model": "demo", "weight": 0}, {"model": "canary", "weight": 1}]
+        async with run(tmp_path, model("demo")) as gateway:
+            report = await gateway.reload(model("demo", split=whole), model("canary", crashing()))
+            assert not report["ok"]
+            assert (await gateway.chat("demo")).headers["x-gateway-model"] == "demo"

@@ -55,6 +55,25 @@ class TestLines:
             "+ model b (loads at the first request)",
         ]
 
+    def test_split_added_and_removed(self) -> None:
+        chat = {"name": "chat", "split": [{"model": "a", "weight": 9}, {"model": "b"}]}
+        whole, without = settings(model("a"), model("b"), chat), settings(model("a"), model("b"))
+        assert lines(without, whole) == ["+ model chat (split: a 9, b 1)"]
+        assert lines(whole, without) == ["- model chat (a split)"]
+
+    def test_weights_of_a_split(self) -> None:
+        def split(**weights: int) -> Settings:
+            shares = [{"model": name, "weight": weight} for name, weight in weights.items()]
+            return settings(model("a", split=shares), model("b"), model("c"))
+
+        found = difference(split(a=9, b=1), split(a=5, c=1))
+        assert list(found.lines()) == [
+            "~ model a: split.a 9 → 5",
+            "~ model a: split.b removed",
+            "~ model a: split.c added: 1",
+        ]
+        assert not any(change.plan for change in found.changed)
+
     def test_changed_flag_restarts_engines(self) -> None:
         old = settings(model("demo", process(replicas=2, args={"max-model-len": 2048})))
         new = settings(model("demo", process(replicas=2, args={"max-model-len": 4096})))
@@ -350,11 +369,11 @@ class TestEverySettingIsAppliedOrNeedsARestart:
     @pytest.mark.parametrize(
         ("path", "kind"),
         # Engines are made of these: see test_media_domains_restart_local_engines and
-        # test_first_adapter_replaces_engines.
+        # test_first_adapter_replaces_engines; of a split: test_weights_of_a_split.
         [
             one
             for one in leaves(ModelSettings)
-            if one[0] not in ("name", "engines", "media.domains", "adapters")
+            if one[0] not in ("name", "engines", "media.domains", "adapters", "split")
         ],
     )
     def test_of_a_model(self, path: str, kind: Any) -> None:

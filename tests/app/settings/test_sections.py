@@ -1,6 +1,8 @@
 """The sections of the configuration: valid and invalid values."""
 
 import json
+import re
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
@@ -137,6 +139,81 @@ class TestFallbacks:
             )
             assert ring[0] == ring[-1]
             assert all(b in fallbacks[a] for a, b in pairwise(ring))
+
+
+def with_split(split: object, *others: Mapping[str, object], **fields: object) -> str:
+    """Return a file with the model `chat`, which is split, and the models `a` and `b`."""
+    engines = [{"kind": "process", "model": "m"}]
+    plain = [{"name": name, "engines": engines} for name in ("a", "b")]
+    chat = {"name": "chat", "split": split, **fields}
+    return yaml.safe_dump({"models": [chat, *plain, *others]}, sort_keys=False)
+
+
+def shares(**weights: int) -> list[dict[str, object]]:
+    return [{"model": name, "weight": weight} for name, weight in weights.items()]
+
+
+ENGINES = [{"kind": "remote", "url": "http://gpu-box:8000"}]
+
+
+class TestSplit:
+    def test_a_name_without_engines_or_with_its_own(self) -> None:
+        chat, *_ = load(with_split([{"model": "a"}, {"model": "b", "weight": 0}])).models
+        assert [(one.model, one.weight) for one in chat.split] == [("a", 1), ("b", 0)]
+        assert chat.engines == ()
+        chat, *_ = load(with_split(shares(chat=9, b=1), engines=ENGINES, fallbacks=["a"])).models
+        assert len(chat.engines) == 1
+
+    def test_an_adapter_has_a_share(self) -> None:
+        adapted = {"name": "c", "adapters": [{"name": "legal"}], "engines": ENGINES}
+        chat, *_ = load(with_split(shares(a=1, legal=1), adapted)).models
+        assert [one.model for one in chat.split] == ["a", "legal"]
+
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            (
+                with_split(shares(a=1, bb=1)),
+                "split[1].model: 'bb' is not a model; did you mean b?",
+            ),
+            (
+                with_split(shares(other=1), {"name": "c", "aliases": ["other"], "split": []}),
+                "engines: is required",
+            ),
+            (
+                with_split(shares(xyz=1), {"name": "c", "aliases": ["xyz"], "engines": ENGINES}),
+                "split[0].model: 'xyz' is not a model; use a model's name, not an alias",
+            ),
+            (with_split(shares(a=0, b=0)), "split: every weight is 0: one must be above"),
+            (
+                with_split([*shares(a=1), *shares(a=2)]),
+                "split[1].model: 'a' is given twice",
+            ),
+            (with_split(shares(a=-1)), "split[0].weight: must be at least 0, not -1"),
+            (
+                with_split(shares(a=1, two=1), {"name": "two", "split": shares(b=1)}),
+                "split[1].model: 'two' is a split itself: name its models",
+            ),
+            (
+                with_split(shares(two=1), {"name": "two", "split": shares(chat=1)}),
+                "split[0].model: 'two' is a split itself: name its models",
+            ),
+            (
+                with_split(shares(chat=1, a=1)),
+                "split[0].model: the model has no engines to be a part of its own split",
+            ),
+            (
+                with_split(shares(a=1), fallbacks=["b"]),
+                "fallbacks: a split without engines has no such setting: set it for its models",
+            ),
+            (
+                with_split(shares(a=1), {"name": "c", "fallbacks": ["chat"], "engines": ENGINES}),
+                "fallbacks[0]: 'chat' is a split without engines: name its models",
+            ),
+        ],
+    )
+    def test_a_fault_is_one_line(self, text: str, line: str) -> None:
+        assert [re.sub(r"^model \w+: ", "", fault) for fault in faults(text)] == [line]
 
 
 class TestNames:

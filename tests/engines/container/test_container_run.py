@@ -1,11 +1,14 @@
 """The script that runs a container, with a daemon that is none."""
 
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engines.guard import containers
 from engines.guard.container_run import ContainerRun
 
 PLAN = {"socket": "/none", "name": "demo", "image": "i", "pull": "missing", "body": {}}
@@ -23,8 +26,8 @@ class Daemon:
         self.asked.append(path)
         if path == self._path and self.asked.count(path) == 1:
             self.when()
-        assert path != "/containers/x/wait" or "/containers/x/kill" in self.asked
-        return {"Id": "x", "State": {"Running": False, "ExitCode": 0, "Pid": 0}}
+        running = "/containers/x/kill" not in self.asked
+        return {"Id": "x", "State": {"Running": running, "ExitCode": 0, "Pid": 0}}
 
     def open(self, *_: Any, **_options: Any) -> None:
         raise OSError
@@ -33,6 +36,7 @@ class Daemon:
 def run_until(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what the daemon is asked for when SIGTERM comes during the request to a path."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("engines.guard.container_run.RETRY_S", 0.01)
     run, daemon = ContainerRun(tmp_path, PLAN), Daemon(path)
     run.api, daemon.when = daemon, run.stop  # type: ignore[assignment]
     run.run()
@@ -53,3 +57,22 @@ def test_signal_that_comes_before_ends_the_run(
     assert asked[-1] == "/containers/create"
     with pytest.raises(SystemExit):
         run_until("/images/i/json", tmp_path, monkeypatch)
+
+
+def test_daemon_is_asked_for_nothing_while_the_container_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, daemon = ContainerRun(tmp_path, PLAN), Daemon("")
+    run.api, run.path = daemon, "/containers/x"  # type: ignore[assignment]
+    with subprocess.Popen(["sleep", "60"]) as process:
+        monkeypatch.setattr(
+            containers, "first_process", lambda _: process.pid if process.poll() is None else None
+        )
+        waiting = threading.Thread(target=run.wait)
+        waiting.start()
+        waiting.join(0.1)
+        assert daemon.asked == []
+        daemon.asked.append("/containers/x/kill")
+        process.kill()
+        waiting.join()
+    assert daemon.asked[1:] == [f"/containers/x/{last}" for last in ("json", "wait", "json")]

@@ -49,11 +49,13 @@ from app.api import (
     usage_router,
 )
 from app.application import Application
-from app.console import Console
+from app.console import Console, is_shown
 from app.fleet import ModelRow
 from app.relay import Relay
+from app.reload import ModelEditor
 from app.residency import OnDemandLoader
 from app.routing import Model
+from app.settings import ConfigurationFile, Settings
 from app.usage import LoadMinutes, usage_report
 
 # Response headers that a page of another origin may read.
@@ -70,9 +72,16 @@ EXPOSED_HEADERS = (
 )
 
 
-def add_http(application: Application, relay: Relay) -> None:
-    """Put the ASGI application and the dispatcher of the data plane before the parts."""
-    console = _console(application) if application.settings.console.enabled else None
+def add_http(
+    application: Application, relay: Relay, source_of_text: Callable[[str], Settings] | None
+) -> None:
+    """Put the ASGI application and the dispatcher of the data plane before the parts.
+
+    `source_of_text` reads the settings with another text of the file; None: it is not edited.
+    """
+    console = None
+    if application.settings.console.enabled:
+        console = _console(application, _model_editor(application, source_of_text))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -139,7 +148,19 @@ def _fastapi(
     return app
 
 
-def _console(application: Application) -> Console:
+def _model_editor(
+    application: Application, load: Callable[[str], Settings] | None
+) -> ModelEditor | None:
+    """Return what edits the configuration file; None: the operator has not allowed it."""
+    file = application.settings.source.file
+    if load is None or file is None or not application.settings.console.edit_configuration:
+        return None
+    return ModelEditor(
+        ConfigurationFile(file), application.reloader, application.audit, load=load, shows=is_shown
+    )
+
+
+def _console(application: Application, editor: ModelEditor | None) -> Console:
     admission = application.admission
     return Console(
         authenticator=application.authenticator,
@@ -162,6 +183,7 @@ def _console(application: Application) -> Console:
         unused=application.servers.unused,
         gateways=application.count_gateways,
         root_path=application.settings.server.root_path,
+        editor=editor,
     )
 
 

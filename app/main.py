@@ -87,6 +87,7 @@ def create_app(
     *,
     launcher: Sequence[str] | None = None,
     source: Callable[[], Settings] | None = None,
+    source_of_text: Callable[[str], Settings] | None = None,
     tracer: "Tracer | None" = None,
     output: Output | None = None,
     find_source: FindSource = find_source,
@@ -94,7 +95,8 @@ def create_app(
     """Build a gateway that is not started.
 
     `launcher` runs vLLM's server; default: this interpreter's vLLM. `source` reads the settings
-    again for a reload; default: they stay as they are. `tracer` makes traces; default: as the
+    again for a reload; default: they stay as they are. `source_of_text` reads them with another
+    text of the file; default: the file is not edited. `tracer` makes traces; default: as the
     settings say. `output` takes the access lines; default: standard error. `find_source` returns
     what lists discovered servers. Raises LauncherMissing, and ConfigError when the GPUs that
     engines ask for do not fit or the packages for traces are missing.
@@ -123,7 +125,7 @@ def create_app(
         access=application.access,
         recorder=observers.recent,
     )
-    add_http(application, relay)
+    add_http(application, relay, source_of_text)
     return application
 
 

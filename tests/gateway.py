@@ -129,16 +129,23 @@ async def running(
     *,
     settle: bool = True,
     source: Callable[[], Settings] | None = None,
+    source_of_text: Callable[[str], Settings] | None = None,
     tracer: "Tracer | None" = None,
     find_source: FindSource = find_source,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway; unless told otherwise it has settled when the body begins.
 
-    `source` reads the settings again for a reload, `tracer` makes traces, `find_source` returns
+    `source` reads the settings again for a reload, `source_of_text` with another text of the file,
+    `tracer` makes traces, `find_source` returns
     what lists discovered servers.
     """
     state = create_app(
-        settings, launcher=launcher, source=source, tracer=tracer, find_source=find_source
+        settings,
+        launcher=launcher,
+        source=source,
+        source_of_text=source_of_text,
+        tracer=tracer,
+        find_source=find_source,
     )
     scraped = metrics_server(state)
     tls = settings.server.tls

@@ -30,6 +30,7 @@ class Action(StrEnum):
     ENGINE_RESTART = "engine.restart"
     REQUEST_CANCEL = "request.cancel"
     CONFIGURATION_RELOAD = "configuration.reload"
+    CONFIGURATION_EDIT = "configuration.edit"
     LOG_LEVELS_SET = "logs.set"
     SESSION_SIGN_IN = "session.sign_in"
     SESSION_SIGN_OUT = "session.sign_out"

@@ -33,4 +33,10 @@ def serve(
         source = partial(load_settings, config, extra_keys=[key] if key else [])
         settings = source()
         with configured_log(settings.logs) as output:
-            run(settings, banner_key=key, source=source, output=output)
+            run(
+                settings,
+                banner_key=key,
+                source=source,
+                source_of_text=lambda text: source(text=text),
+                output=output,
+            )

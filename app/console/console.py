@@ -26,6 +26,7 @@ from app.console.live import Drain, LiveSource
 from app.console.memory_plans import MemoryPlans
 from app.console.minutes import MinuteRecorder
 from app.console.model_activity import ModelActivities
+from app.console.model_edit_page import ModelEditPages, model_edit_pages
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
 from app.console.owner_page import OwnerPages, owner_pages
@@ -41,6 +42,7 @@ from app.console.usage_page import UsagePages, usage_pages
 from app.database import Database, SharedSecret
 from app.limits import Limiter
 from app.relay import Relay, RequestDirectory
+from app.reload import ModelEditor
 from app.routing import Catalogue
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
@@ -77,6 +79,8 @@ class Console:
     root_path: str
     # Number of gateways that share engines; None: load is not shared.
     gateways: Callable[[], int | None]
+    # None: models are edited in the file alone.
+    editor: ModelEditor | None
     _renderer: Renderer = field(init=False)
     _sign_in: SignIn = field(init=False)
     _names: KeyNames = field(init=False)
@@ -90,7 +94,11 @@ class Console:
     _sampling: list[asyncio.Task[None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._renderer = Renderer(lambda: self.settings().usage.currency or "", self.root_path)
+        self._renderer = Renderer(
+            lambda: self.settings().usage.currency or "",
+            self.root_path,
+            edits_models=self.editor is not None,
+        )
         self._sign_in = SignIn(self.authenticator, self.secret)
         self._names = KeyNames(self.key_store)
         self._views = FleetViews(
@@ -122,7 +130,7 @@ class Console:
             "models": live_models(renderer, self._views),
             "engines": live_engines(renderer, self._views),
         }
-        return [
+        pages = [
             Frame(
                 self._sign_in, renderer, live, self._drain, self.metrics, self.root_path, self.audit
             ).router(),
@@ -139,6 +147,9 @@ class Console:
             configuration_pages(renderer, self.settings),
             usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
         ]
+        if self.editor is not None:
+            pages.append(model_edit_pages(ModelEditPages(renderer, self.editor, self._plans)))
+        return pages
 
     def _request_pages(self) -> RequestPages:
         regions = RequestRegions(self._renderer, self.requests, self._names)
@@ -201,3 +212,5 @@ class Console:
         await self._drain.aclose()
         await self._memory.aclose()
         await self._plans.aclose()
+        if self.editor is not None:
+            await self.editor.aclose()

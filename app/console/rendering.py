@@ -45,8 +45,16 @@ HEADERS = {
 class Renderer:
     """Renders templates, which `load` has compiled."""
 
-    def __init__(self, currency: Callable[[], str] = str, root_path: str = "") -> None:
+    def __init__(
+        self,
+        currency: Callable[[], str] = str,
+        root_path: str = "",
+        *,
+        edits_models: bool = False,
+    ) -> None:
         """`currency` returns the one of all amounts of money; empty: none is configured.
+
+        `edits_models`: the operator lets administrators edit models on a page.
 
         `root_path` stands before all paths in pages; in Python, paths are without it.
         """
@@ -75,6 +83,7 @@ class Renderer:
             "Right": Right,
             "request_bar": request_bar,
             "currency": currency,
+            "edits_models": edits_models,
             "host": socket.gethostname(),
             "release": version("vllm-gateway"),
         }

@@ -56,9 +56,16 @@ class Reloader:
         self._closed = threading.Event()
 
     async def reload(
-        self, by: Actor | None = None, *, dry_run: bool = False, wait: bool = False
+        self,
+        by: Actor | None = None,
+        *,
+        dry_run: bool = False,
+        wait: bool = False,
+        source: Callable[[], Settings] | None = None,
     ) -> ReloadReport:
         """Read the configuration and apply the difference; return the report.
+
+        `source` reads another configuration in its place, for a dry run.
 
         The audit gets what `by` is about to change, and nothing changes if it does not. None: a
         signal, which is obeyed while the database is away, too. Raises DatabaseError.
@@ -73,7 +80,7 @@ class Reloader:
             raise Conflict("a reload is under way; try again when it has ended")
         if not wait and not self._engines_tried.is_set():
             raise Conflict("the gateway is still starting its engines; try again later")
-        task = self._tasks.start(self._reload(by, dry_run), "reload")
+        task = self._tasks.start(self._reload(by, dry_run, source or self._source), "reload")
         task.add_done_callback(partial(self._finished, dry_run))
         return await asyncio.shield(task)
 
@@ -88,12 +95,14 @@ class Reloader:
             if not dry_run:
                 self._services.metrics.reloads.add((_outcome(task, fault),))
 
-    async def _reload(self, by: Actor | None, dry_run: bool) -> ReloadReport:
+    async def _reload(
+        self, by: Actor | None, dry_run: bool, source: Callable[[], Settings]
+    ) -> ReloadReport:
         fleet = self._fleet
         async with fleet.turn:
             await self._engines_tried.wait()
             try:
-                new = await asyncio.to_thread(self._source)
+                new = await asyncio.to_thread(source)
             except ConfigError as error:
                 raise InvalidConfiguration("\n".join(error.faults)) from None
             running = {name: one.configs for name, one in fleet.deployments.items()}

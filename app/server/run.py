@@ -46,12 +46,14 @@ def serve(
     *,
     banner_key: str | None = None,
     source: Callable[[], Settings] | None = None,
+    source_of_text: Callable[[str], Settings] | None = None,
     output: Output | None = None,
     launcher: Sequence[str] | None = None,
 ) -> None:
     """Run the gateway until a signal stops it.
 
     `banner_key` is shown in the ready banner, `source` reads the settings again for a reload,
+    `source_of_text` with another text of the file,
     `output` takes the access lines, `launcher` runs vLLM's server (default: see `create_app`).
     Raises ConfigError, also when no engine could be started and none may come up later, or when the
     file of the database cannot be opened; and LauncherMissing.
@@ -66,7 +68,13 @@ def serve(
         certificate = Certificate(tls) if tls is not None else None
         made = prepare_database(settings)
         # Before the ports: the previous gateway serves on if the configuration is faulty.
-        application = create_app(settings, launcher=launcher, source=source, output=output)
+        application = create_app(
+            settings,
+            launcher=launcher,
+            source=source,
+            source_of_text=source_of_text,
+            output=output,
+        )
         if made and (other := other_database(settings)):
             log.warning(other)
         ports = open_ports(settings, passed, predecessor, stack)

@@ -13,9 +13,11 @@ docs/settings.md and .env.example.
     source      the YAML file and the line of every setting
     explain     pydantic's errors in plain words
     secrets     keys, and what the file may not hold
+    model_edit  one model changed in the file's text, which configuration_file replaces
 """
 
 from app.settings.alerts import AlertsSettings, WebhookFormat
+from app.settings.configuration_file import ConfigurationFile, FileText
 from app.settings.console import ConsoleSettings
 from app.settings.containers import ContainersSettings
 from app.settings.explain import explain_value
@@ -25,6 +27,17 @@ from app.settings.jwt import JwtSettings, is_fetched_safely
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
 from app.settings.log_names import LogName, check_log_name
+from app.settings.model_edit import (
+    UNSET,
+    Changes,
+    EditRefused,
+    add_model,
+    change_model,
+    model_names,
+    model_text,
+    model_values,
+    remove_model,
+)
 from app.settings.models import (
     AdapterSettings,
     MediaSettings,
@@ -38,7 +51,7 @@ from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
 from app.settings.settings import InForce, Settings, schema
-from app.settings.source import MAX_VALUES, ConfigError, Source, count_values
+from app.settings.source import MAX_VALUES, ConfigError, Place, Source, count_values
 from app.settings.state import AuthSettings, StateSettings, UsageSettings, database_url
 from app.settings.telemetry import (
     MAX_LEVELS,
@@ -56,13 +69,18 @@ __all__ = (
     "NO_LIMITS",
     "SECRETS",
     "STORED_KEY_PREFIX",
+    "UNSET",
     "AdapterSettings",
     "AlertsSettings",
     "AuthSettings",
+    "Changes",
     "ConfigError",
+    "ConfigurationFile",
     "ConsoleSettings",
     "ContainersSettings",
+    "EditRefused",
     "FieldSettings",
+    "FileText",
     "InForce",
     "JwtSettings",
     "LimitSettings",
@@ -73,6 +91,7 @@ __all__ = (
     "MediaSettings",
     "MetricsSettings",
     "ModelSettings",
+    "Place",
     "PriceSettings",
     "QueueSettings",
     "RaySettings",
@@ -86,6 +105,8 @@ __all__ = (
     "TracesSettings",
     "UsageSettings",
     "WebhookFormat",
+    "add_model",
+    "change_model",
     "check_log_name",
     "count_values",
     "database_url",
@@ -95,6 +116,10 @@ __all__ = (
     "is_fetched_safely",
     "load_server",
     "load_settings",
+    "model_names",
+    "model_text",
+    "model_values",
+    "remove_model",
     "schema",
     "variables",
 )

@@ -31,15 +31,17 @@ from app.settings.suggest import nearest
 DEFAULT_FILE = "gateway.yaml"
 
 
-def load_settings(path: Path | None = None, *, extra_keys: Sequence[str] = ()) -> Settings:
+def load_settings(
+    path: Path | None = None, *, extra_keys: Sequence[str] = (), text: str | None = None
+) -> Settings:
     """Return the settings of a file, overridden by the environment. Raises ConfigError.
 
     Without `path`, the file is GATEWAY_CONFIG, else gateway.yaml. `extra_keys` are accepted in
-    addition to GATEWAY_API_KEYS.
+    addition to GATEWAY_API_KEYS. `text` is what the file is to hold.
     """
     file = path or Path(variables().get("GATEWAY_CONFIG") or DEFAULT_FILE)
     environment = variables(file)
-    data, source = _read(file, environment)
+    data, source = _read(file, environment, text)
     unusable = (*_unknown_sections(environment), *find_shell_syntax(data, source, environment))
     if unusable:
         raise ConfigError(list(unusable))
@@ -119,10 +121,12 @@ def _unknown_sections(names: Iterable[str]) -> Iterator[str]:
             yield f"{name}: there is no section {section}{hint}"
 
 
-def _read(file: Path, environment: Iterable[str]) -> tuple[dict[str, Any], Source]:
+def _read(
+    file: Path, environment: Iterable[str], text: str | None = None
+) -> tuple[dict[str, Any], Source]:
     """Return the values in a file and their places. Raises ConfigError."""
     ours = frozenset(name.upper() for name in environment if name.upper().startswith(PREFIX))
-    data, source = read(file, ours)
+    data, source = read(file, ours, text)
     in_file = replace(source, variables=frozenset())  # the fault is in the file in any case
     for key in data:
         if key.startswith("_"):  # pydantic-settings would take it for an option of its own

@@ -81,10 +81,15 @@ class Source:
         return self.lines.get(place)
 
 
-def read(file: Path, variables: frozenset[str]) -> tuple[dict[str, Any], Source]:
-    """Return the values in a file and their places. Raises ConfigError."""
+def read(
+    file: Path, variables: frozenset[str], text: str | None = None
+) -> tuple[dict[str, Any], Source]:
+    """Return the values in a file and their places; `text` is read in its place.
+
+    Raises ConfigError.
+    """
     try:
-        loader = yaml.SafeLoader(file.read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(file.read_text(encoding="utf-8") if text is None else text)
         root = loader.get_single_node()
         faults: list[str] = []
         lines: dict[Place, int] = {}

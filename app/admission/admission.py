@@ -149,20 +149,24 @@ class Admission:
         priority: int = 0,
         weight: float = 1.0,
         tokens: int = 0,
+        deadline: float | None = None,
     ) -> Permit:
         """Return a permit; enter it with no await in between.
 
         `model` must exist, or is None for a request without one, which never waits. The rest
-        decides its turn (`fair_queue.py`); `tokens` estimates prompt plus answer.
+        decides its turn (`fair_queue.py`); `tokens` estimates prompt plus answer. `deadline`, by
+        perf_counter, is when the wait has to be over.
 
-        Raises EngineUnavailable after `drain`, EngineOverloaded if the queue is full or the wait
-        too long, and ModelNotFound for a model that was removed since it was found. Requests that
-        wait already when the gateway begins to drain are served in turn until the drain times out.
+        Raises EngineUnavailable after `drain`, EngineOverloaded if the queue is full or the wait is
+        or would be too long, and ModelNotFound for a model that was removed since it was found.
+        Requests that wait already when the gateway begins to drain are served in turn until the
+        drain times out.
         """
         queue = self._find_queue(model)
         if queue.try_acquire():
             return Permit(queue, None)
-        return Permit(queue, await queue.acquire(key_id, priority, weight, tokens))
+        waited_s = await queue.acquire(key_id, priority, weight, tokens, deadline)
+        return Permit(queue, waited_s)
 
     def try_acquire(self, model: str | None) -> Permit | None:
         """Return a permit if the request need not wait; None: it must.

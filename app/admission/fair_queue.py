@@ -9,6 +9,9 @@ request of each, and a key that was away has no credit: it starts at the virtual
 depends only on what it was served, so only its first request has one, and a request that leaves the
 queue costs its key nothing.
 
+Among the requests of one key the earliest deadline is first, then those without one in their order.
+That is for the key to decide: its tags, and so its share, are the same in any order.
+
 The lowest priority number is served first, as in vLLM, except for one token in ten: those go to the
 other priorities, in turn. Otherwise a busy priority would silently starve the others until they
 time out. This is a share of tokens rather than aging, with which a flood of unimportant requests
@@ -18,6 +21,8 @@ that is old enough would be served before important ones.
 import heapq
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Sequence
+from math import inf
 from typing import Generic, TypeVar
 
 from app.fair_places import find_largest
@@ -37,27 +42,63 @@ MIN_WEIGHT = 1e-3
 class QueueEntry(Generic[T]):
     """An item in the queue."""
 
-    __slots__ = ("cost", "flow", "item", "priority", "span")
+    __slots__ = ("cost", "deadline", "flow", "item", "priority", "span")
 
-    def __init__(self, item: T, flow: "_Flow[T]", priority: int, cost: float, span: float) -> None:
+    def __init__(
+        self,
+        item: T,
+        flow: "_Flow[T]",
+        priority: int,
+        cost: float,
+        span: float,
+        deadline: float | None,
+    ) -> None:
         self.item = item
         self.flow = flow
         self.priority = priority
         self.cost = cost
         self.span = span  # cost / weight: distance by which it moves its key's tag
+        self.deadline = deadline
 
 
 class _Flow(Generic[T]):
     """The waiting requests of one key, in order, and the finish tag of its latest served one."""
 
-    __slots__ = ("finish", "tagged", "waiting")
+    __slots__ = ("by_deadline", "finish", "tag", "tagged", "waiting")
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[QueueEntry[T], None] = OrderedDict()
+        # Those with a deadline, and some that have left: a heap by deadline and arrival.
+        self.by_deadline: list[tuple[float, int, QueueEntry[T]]] = []
         self.finish = 0.0
+        # Start tag of its first request and number of the tag, while it is in the heap.
+        self.tag = (0.0, 0)
         # Whether it is in the heap. A flow whose requests have all left stays there until it is at
         # the top; a new request would get the same tag, which the virtual time has not passed.
         self.tagged = False
+
+    def add(self, entry: QueueEntry[T], number: int) -> None:
+        """Add a request; a later one has a larger number."""
+        self.waiting[entry] = None
+        if entry.deadline is not None:
+            if len(self.by_deadline) > 2 * len(self.waiting):
+                self.by_deadline = [one for one in self.by_deadline if one[2] in self.waiting]
+                heapq.heapify(self.by_deadline)
+            heapq.heappush(self.by_deadline, (entry.deadline, number, entry))
+
+    def first(self) -> QueueEntry[T]:
+        """Return the request that is served next; one must wait."""
+        while self.by_deadline:
+            if (entry := self.by_deadline[0][2]) in self.waiting:
+                return entry
+            heapq.heappop(self.by_deadline)
+        return next(iter(self.waiting))
+
+    def in_order(self) -> Sequence[QueueEntry[T]]:
+        """Return the waiting requests as they are served."""
+        if not self.by_deadline:
+            return list(self.waiting)
+        return sorted(self.waiting, key=lambda one: inf if one.deadline is None else one.deadline)
 
 
 class _PriorityClass(Generic[T]):
@@ -86,7 +127,8 @@ class _PriorityClass(Generic[T]):
 
     def push(self, entry: QueueEntry[T]) -> None:
         flow = entry.flow
-        flow.waiting[entry] = None
+        self._tags += 1
+        flow.add(entry, self._tags)
         self.size += 1
         if not flow.tagged:
             flow.tagged = True
@@ -97,7 +139,21 @@ class _PriorityClass(Generic[T]):
         while not (flow := self._heap[0][2]).waiting:
             flow.tagged = False
             heapq.heappop(self._heap)
-        return next(iter(flow.waiting))
+        return flow.first()
+
+    def count_ahead(self, key: str, deadline: float) -> int:
+        """Return how many requests are served before a new one with a deadline."""
+        own = self._flows.get(key)
+        ahead: list[QueueEntry[T]] = []
+        tag = (self._now, self._tags + 1)
+        if own is not None:
+            tag = own.tag if own.tagged else (max(self._now, own.finish), tag[1])
+            ahead = [e for e in own.waiting if e.deadline is not None and e.deadline <= deadline]
+        if ahead:
+            tag = (tag[0] + sum(entry.span for entry in ahead), self._tags + 1)
+        return len(ahead) + sum(
+            _count_before(flow, tag) for flow in self._flows.values() if flow is not own
+        )
 
     def pop(self) -> QueueEntry[T]:
         """Remove and return the next entry; the class must not be empty."""
@@ -118,6 +174,7 @@ class _PriorityClass(Generic[T]):
 
     def _tag(self, start: float, flow: _Flow[T]) -> tuple[float, int, _Flow[T]]:
         self._tags += 1
+        flow.tag = start, self._tags
         return start, self._tags, flow
 
     def _sweep(self) -> None:
@@ -133,6 +190,20 @@ class _PriorityClass(Generic[T]):
         self._sweep_at = 2 * len(flows) + REMEMBERED
 
 
+def _count_before(flow: _Flow[T], tag: tuple[float, int]) -> int:
+    """Return how many waiting requests of a key are served before one with a tag.
+
+    Of equal start tags only the first is compared by its number.
+    """
+    count, own = 0, flow.tag
+    for entry in flow.in_order():
+        if own > tag:
+            break
+        count += 1
+        own = own[0] + entry.span, 0
+    return count
+
+
 class FairQueue(Generic[T]):
     """A queue of items by priority and key. Push and pop take O(log n), remove takes O(1).
 
@@ -146,18 +217,42 @@ class FairQueue(Generic[T]):
         self._owed = 0.0  # tokens that are due to the lower priorities
         self._last_lower = 0  # the lower priority that was served last
 
-    def push(self, item: T, key: str, priority: int, weight: float, cost: float) -> QueueEntry[T]:
-        """Add an item; return its entry. `cost` is in tokens; lower priorities come first."""
+    def push(
+        self,
+        item: T,
+        key: str,
+        priority: int,
+        weight: float,
+        cost: float,
+        deadline: float | None = None,
+    ) -> QueueEntry[T]:
+        """Add an item; return its entry. `cost` is in tokens; lower priorities come first.
+
+        `deadline` orders the items of its key; any number does.
+        """
         group = self._classes.get(priority)
         if group is None:
             group = self._classes[priority] = _PriorityClass()
             insort(self._order, priority)
         cost = min(max(cost, MIN_COST), MAX_COST)
         span = cost / max(weight, MIN_WEIGHT)
-        entry = QueueEntry(item, group.flow(key), priority, cost, span)
+        entry = QueueEntry(item, group.flow(key), priority, cost, span, deadline)
         group.push(entry)
         self.size += 1
         return entry
+
+    def count_ahead(self, key: str, priority: int, deadline: float) -> int:
+        """Return how many of the waiting items are served before a new one with a deadline.
+
+        Without those that come later, and without the share of lower priorities. Takes O(n).
+        """
+        ahead = 0
+        for other in self._order:
+            if other < priority:
+                ahead += self._classes[other].size
+            elif other == priority:
+                ahead += self._classes[other].count_ahead(key, deadline)
+        return ahead
 
     def peek(self) -> QueueEntry[T] | None:
         """Return what `pop` would return; None if the queue is empty."""

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from math import ceil
 from time import perf_counter
 
 from app.admission.fair_queue import FairQueue
-from app.admission.service_rate import ServiceRate
+from app.admission.service_rate import ServiceRate, bounded_retry_s
 from app.errors import EngineOverloaded
 from app.settings import QueueSettings, SlotsPerEngine
 from app.telemetry.metrics import Metrics
@@ -97,20 +98,27 @@ class ModelQueue:
             return True
         return False
 
-    async def acquire(self, key_id: str, priority: int, weight: float, tokens: int) -> float:
+    async def acquire(
+        self, key_id: str, priority: int, weight: float, tokens: int, deadline: float | None = None
+    ) -> float:
         """Wait for a slot; return the seconds that took. Raises EngineOverloaded.
 
-        When canceled, it passes a slot that it was given meanwhile to the next request.
+        `deadline` is by perf_counter. When canceled, it passes a slot that it was given meanwhile
+        to the next request.
         """
         began = perf_counter()
+        timeout_s, expected_s = self._timeout_s, None
+        if deadline is not None:
+            expected_s = self._expect_in_time(key_id, priority, deadline, began)
+            timeout_s = min(timeout_s, deadline - began)
         if self._queue.size >= self.max_waiting:
             self._make_room(key_id, priority, began)
         if not self._queue.size:
             self._service_rate.restart(began)
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[bool] = loop.create_future()
-        entry = self._queue.push(granted, key_id, priority, weight, tokens)
-        timeout = loop.call_later(self._timeout_s, _time_out, granted)
+        entry = self._queue.push(granted, key_id, priority, weight, tokens, deadline)
+        timeout = loop.call_later(timeout_s, _time_out, granted)
         self._watch_engines()
         self._metrics.queue_depth.add((self.model,), 1)
         try:
@@ -129,9 +137,32 @@ class ModelQueue:
             self._metrics.queue_depth.add((self.model,), -1)
             self._metrics.queue_wait.observe((self.model,), waited_s)
         if not has_slot:
-            reason = f"no slot of model {self.model!r} became free within {self._timeout_s:g} s"
+            reason = f"no slot of model {self.model!r} became free within {timeout_s:.3g} s"
             raise self._overloaded(reason, perf_counter())
+        if expected_s:
+            self._metrics.queue_wait_ratio.observe((self.model,), waited_s / expected_s)
         return waited_s
+
+    def _expect_in_time(
+        self, key_id: str, priority: int, deadline: float, now: float
+    ) -> float | None:
+        """Return how long a new request will wait, in seconds; None: it is not known.
+
+        Raises EngineOverloaded for one whose deadline is sooner.
+        """
+        ahead = self._queue.count_ahead(key_id, priority, deadline)
+        expected_s = self._service_rate.expected_wait_s(ahead, now) if self._queue.size else None
+        if now + (expected_s or 0.0) < deadline:
+            return expected_s
+        if expected_s is None:
+            reason = f"the deadline is over before model {self.model!r} has a free slot"
+            raise self._overloaded(reason, now)
+        retry_after_s = bounded_retry_s(expected_s)
+        raise _overloaded(
+            f"the request would wait for about {ceil(expected_s)} s for model {self.model!r}, "
+            "longer than its deadline allows",
+            retry_after_s,
+        )
 
     def suspend(self) -> None:
         """Note that a request which holds a slot is at no engine; another suspended one may be."""
@@ -214,10 +245,13 @@ class ModelQueue:
             self._watch_engines()
 
     def _overloaded(self, reason: str, now: float) -> EngineOverloaded:
-        retry_after_s = self._service_rate.retry_after_s(self._queue.size, now)
-        error = EngineOverloaded(f"{reason}; try again in {retry_after_s} s")
-        error.retry_after_s = retry_after_s
-        return error
+        return _overloaded(reason, self._service_rate.retry_after_s(self._queue.size, now))
+
+
+def _overloaded(reason: str, retry_after_s: int) -> EngineOverloaded:
+    error = EngineOverloaded(f"{reason}; try again in {retry_after_s} s")
+    error.retry_after_s = retry_after_s
+    return error
 
 
 def _was_granted(granted: asyncio.Future[bool]) -> bool:

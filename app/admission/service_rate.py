@@ -9,13 +9,17 @@ WINDOW = 32
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 
+def bounded_retry_s(seconds: float) -> int:
+    """Return a Retry-After of about so many seconds, within the bounds."""
+    return ceil(min(max(seconds, MIN_RETRY_S), MAX_RETRY_S))
+
+
 def retry_after_s(waiting: int, served: int, seconds: float) -> int:
     """Return the seconds until all waiting requests are served, within the bounds.
 
     `served` of them were served in the last `seconds`. If none was, the first counts as served now.
     """
-    left_s = waiting * seconds / max(served, 1)
-    return ceil(min(max(left_s, MIN_RETRY_S), MAX_RETRY_S))
+    return bounded_retry_s(waiting * seconds / max(served, 1))
 
 
 class ServiceRate:
@@ -32,6 +36,11 @@ class ServiceRate:
     def record_served(self, now: float) -> None:
         """Record that a request has left the queue for an engine."""
         self._times.append(now)
+
+    def expected_wait_s(self, ahead: int, now: float) -> float | None:
+        """Return the wait of a request behind so many others; None: none was served yet."""
+        served = len(self._times) - 1
+        return (ahead + 1) * (now - self._times[0]) / served if served > 0 else None
 
     def retry_after_s(self, waiting: int, now: float) -> int:
         """Return the Retry-After for a request that finds this many waiting."""

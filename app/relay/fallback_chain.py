@@ -5,6 +5,7 @@ The rule itself is pure (`app/residency/forecast.py`); here it gets the forecast
 
 import asyncio
 from collections.abc import Callable
+from time import perf_counter
 
 from app.errors import (
     EngineFailed,
@@ -52,7 +53,10 @@ class FallbackChain:
         # By name: a reload may replace any of them meanwhile.
         allows = request.principal.allows
         self._left = [n for n in requested.fallbacks if services.catalogue.may_use(n, allows)]
-        self._waits_until = asyncio.get_running_loop().time() + requested.load_wait_s
+        self._most_s = requested.load_wait_s
+        if request.deadline is not None:
+            self._most_s = min(self._most_s, max(request.deadline - perf_counter(), 0.0))
+        self._waits_until = asyncio.get_running_loop().time() + self._most_s
 
     @property
     def any_left(self) -> bool:
@@ -95,7 +99,7 @@ class FallbackChain:
             return Ask()  # the loader knows when it comes back, and bounds the wait
         current = self._services.catalogue.current(requested)
         forecast = self._services.forecasts.of(current)
-        return own_step(forecast, most_s=requested.load_wait_s, left_s=self.left_s)
+        return own_step(forecast, most_s=self._most_s, left_s=self.left_s)
 
     async def wait(self, next_step: Callable[[], NextStep] | None = None) -> StartWait:
         """Return when the next step is another than to wait. Raises EngineOverloaded."""

@@ -186,7 +186,7 @@ class ModelRequest(msgspec.Struct, eq=False):
         """Return a permit of the model's queue. Raises what `wait` raises."""
         admission, principal = self.services.admission, self.request.principal
         waiting = admission.acquire(
-            model, principal.id, principal.priority, principal.weight, tokens
+            model, principal.id, principal.priority, principal.weight, tokens, self.request.deadline
         )
         return await self.wait(QUEUE, waiting, admission.counts(model)[1] + 1)
 
@@ -216,6 +216,8 @@ class ModelRequest(msgspec.Struct, eq=False):
         lease = partial(self.services.loader.lease, model.base, self.request.principal.id)
         if chain is not None:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
+        elif (deadline := self.request.deadline) is not None:
+            lease = partial(lease, bound_s=max(deadline - perf_counter(), 0.0))
         return await self.wait(LOAD_WAIT, lease())
 
     async def _renew(self, lease: ModelLease, model: str, wait_s: float) -> None:

@@ -32,6 +32,8 @@ class RequestContext(msgspec.Struct, eq=False):
     pinned_engine: str | None = None
     # Tokens that a budget leaves for each answer of a request without an output limit.
     output_bound: int | None = None
+    # When it has to be at an engine, by perf_counter; None: the client did not say.
+    deadline: float | None = None
     queued_s: float | None = None  # None: it did not have to wait for an engine
     ttft_s: float | None = None
     bytes_in: int = 0

@@ -22,6 +22,7 @@ from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
 from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
+from app.relay.start_deadline import DEADLINE_HEADER, read_deadline
 from app.relay.stored_responses import find_previous_engine, relay_stored_response
 from app.relay.stream import KeepAlive
 from app.request_body import (
@@ -268,8 +269,11 @@ def _check_content_type(exchange: ClientExchange) -> None:
 
 def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:
     """Return the plan for the model that a body names. Raises GatewayError."""
-    if b"origin" in request.exchange.by_name:
+    by_name = request.exchange.by_name
+    if b"origin" in by_name:
         _check_content_type(request.exchange)
+    if DEADLINE_HEADER in by_name:
+        request.deadline = read_deadline(by_name[DEADLINE_HEADER], request.timeline.started)
     endpoint = request.endpoint
     binding = services.bindings.find(request.principal, body.model, endpoint, services.bounds)
     if binding.model.split:

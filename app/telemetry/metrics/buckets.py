@@ -1,4 +1,4 @@
-"""Upper bounds of the histograms' buckets, in seconds."""
+"""Upper bounds of the histograms' buckets, in seconds where they have a unit."""
 
 # A cached tokenize takes 2 ms, a long reasoning response ten minutes.
 DURATION_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -18,3 +18,5 @@ INTER_TOKEN_BUCKETS = (
 )  # fmt: skip
 # A replay at another replica begins within a second; a restart of the only engine takes minutes.
 GAP_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 300)
+# An actual time divided by the expected one.
+RATIO_BUCKETS = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4)

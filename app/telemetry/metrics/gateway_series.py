@@ -16,6 +16,7 @@ from app.telemetry.metrics.buckets import (
     INTER_TOKEN_BUCKETS,
     LOAD_BUCKETS,
     OVERHEAD_BUCKETS,
+    RATIO_BUCKETS,
     TTFT_BUCKETS,
 )
 from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
@@ -171,6 +172,14 @@ class Metrics:
         "Queueing time of requests that had to wait, timeouts included.",
         _MODEL,
         DURATION_BUCKETS,
+    ]
+    queue_wait_ratio: Annotated[
+        Histogram,
+        "gateway_queue_wait_ratio",
+        "Queueing time of requests with a deadline, divided by the time that was expected when "
+        "they came.",
+        _MODEL,
+        RATIO_BUCKETS,
     ]
     auth_failures: Annotated[
         Counter,

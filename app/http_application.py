@@ -196,8 +196,8 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
     yield usage_router(
         partial(usage_report, application.database),
         client,
-        RequireRight(authenticator, Right.USAGE_READ),
-        key_store.id_for_reports,
+        RequireRight(authenticator, Right.USAGE_READ, scoped=True),
+        lambda named, owner: key_store.within(owner).id_for_reports(named),
         currency=lambda: application.ledger.currency,
     )
     yield ops_router(application.services.forecasts, admission, authenticator)

@@ -11,7 +11,6 @@ document, with the help of `error_responses` and `data_plane_schema`.
 from app.api.admin_auth import (
     MANAGED_ROLES,
     MAX_BODY_BYTES,
-    RIGHTS,
     SESSION_CALLER,
     SESSION_CHECK,
     AdminAuth,
@@ -20,6 +19,7 @@ from app.api.admin_auth import (
     bound_body,
     client_address,
     error_response,
+    has_right,
     still_allowed,
 )
 from app.api.admin_engines import engines_router
@@ -29,8 +29,10 @@ from app.api.admin_owners import owners_router
 from app.api.admin_requests import (
     DEFAULT_SPAN,
     cursor_of,
+    key_in_scope,
     parse_cursor,
     parse_moment,
+    requests_of,
     requests_router,
     status_range,
 )
@@ -40,6 +42,7 @@ from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
 from app.api.exception_handlers import EXCEPTION_HANDLERS
 from app.api.health import metrics_router, ops_router
+from app.api.key_bounds import check_may_manage
 from app.api.llama_cpp import llama_cpp_router, status_of
 from app.api.log_stream import wait_for_disconnect
 from app.api.logs import logs_router
@@ -53,7 +56,15 @@ from app.api.middleware import (
 from app.api.models import models_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
-from app.api.usage import MAX_DAYS, MAX_ROWS, check_names, parse_day, parse_groups, usage_router
+from app.api.usage import (
+    MAX_DAYS,
+    MAX_ROWS,
+    check_names,
+    owner_within,
+    parse_day,
+    parse_groups,
+    usage_router,
+)
 
 __all__ = [
     "DEFAULT_SPAN",
@@ -63,7 +74,6 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_DAYS",
     "MAX_ROWS",
-    "RIGHTS",
     "SESSION_CALLER",
     "SESSION_CHECK",
     "AccessLogMiddleware",
@@ -80,6 +90,7 @@ __all__ = [
     "admin_models_router",
     "audit_router",
     "bound_body",
+    "check_may_manage",
     "check_names",
     "client_address",
     "cursor_of",
@@ -87,6 +98,8 @@ __all__ = [
     "engines_router",
     "error_response",
     "find_none",
+    "has_right",
+    "key_in_scope",
     "keys_router",
     "llama_cpp_router",
     "logs_router",
@@ -96,6 +109,7 @@ __all__ = [
     "models_router",
     "notes_of",
     "ops_router",
+    "owner_within",
     "owners_router",
     "parse_audit_cursor",
     "parse_cursor",
@@ -103,6 +117,7 @@ __all__ = [
     "parse_groups",
     "parse_moment",
     "reload_router",
+    "requests_of",
     "requests_router",
     "require_client_key",
     "schema_router",

@@ -46,6 +46,7 @@ class Right(StrEnum):
     USAGE_READ = "usage:read"
     ENGINES_READ = "engines:read"
     ENGINES_WRITE = "engines:write"
+    CONFIGURATION_WRITE = "configuration:write"
     LOGS_READ = "logs:read"
     LOGS_WRITE = "logs:write"
     REQUESTS_READ = "requests:read"
@@ -67,6 +68,25 @@ _READS = frozenset(
 
 RIGHTS: Mapping[Role, frozenset[Right]] = {
     Role.CLIENT: frozenset(),
+    Role.OWNER_MANAGER: frozenset(
+        {
+            Right.SCHEMA_READ,
+            Right.KEYS_READ,
+            Right.KEYS_WRITE,
+            Right.OWNERS_READ,
+            Right.USAGE_READ,
+            Right.REQUESTS_READ,
+        }
+    ),
+    Role.OPERATOR: frozenset(
+        {
+            Right.SCHEMA_READ,
+            Right.ENGINES_READ,
+            Right.ENGINES_WRITE,
+            Right.REQUESTS_READ,
+            Right.REQUESTS_WRITE,
+        }
+    ),
     Role.AUDITOR: _READS | {Right.AUDIT_READ},
     Role.MANAGER: _READS | {Right.KEYS_WRITE},
     Role.ADMIN: frozenset(Right),
@@ -74,24 +94,12 @@ RIGHTS: Mapping[Role, frozenset[Right]] = {
 # The roles whose keys a role may create and change: no key can make one that may do more.
 MANAGED_ROLES: Mapping[Role, frozenset[Role]] = {
     Role.CLIENT: frozenset(),
+    Role.OWNER_MANAGER: frozenset({Role.CLIENT}),
+    Role.OPERATOR: frozenset(),
     Role.AUDITOR: frozenset(),
     Role.MANAGER: frozenset({Role.CLIENT}),
     Role.ADMIN: frozenset(Role),
 }
-
-
-def check_may_manage(principal: Principal, role: Role, *, may_load_models: bool = False) -> None:
-    """Raise PermissionDenied unless the caller may create and change keys of a role.
-
-    Who changes a key can make a new secret of it, so a key that may load models requires the right
-    to load them.
-    """
-    if role not in MANAGED_ROLES[principal.role]:
-        raise PermissionDenied(f"the role {principal.role} may not manage keys of the role {role}")
-    if may_load_models and Right.ENGINES_WRITE not in RIGHTS[principal.role]:
-        raise PermissionDenied(
-            f"the role {principal.role} may not manage keys that may load models"
-        )
 
 
 async def find_admin(scope: Scope, authenticator: Authenticator) -> Principal:
@@ -108,12 +116,17 @@ async def find_admin(scope: Scope, authenticator: Authenticator) -> Principal:
 
 
 async def check_admin(scope: Scope, authenticator: Authenticator) -> None:
-    """Check again that the key or the session of a caller of /admin has not ended.
+    """Check again that the key or the session of a caller of /admin has not ended or changed.
 
     Raises InvalidApiKey, PermissionDenied and ServiceUnavailable.
     """
     find_again = scope.get(SESSION_CHECK)
-    await (authenticator.admin(scope["headers"]) if find_again is None else find_again())
+    if find_again is not None:
+        await find_again()
+        return
+    found, before = await authenticator.admin(scope["headers"]), scope.get(CALLER)
+    if before is not None and found.scope != before.scope:
+        raise PermissionDenied("what this key may see has changed: ask again")
 
 
 async def still_allowed(check: Callable[[], Awaitable[object]]) -> bool:
@@ -133,19 +146,31 @@ async def still_allowed(check: Callable[[], Awaitable[object]]) -> bool:
 class RequireRight:
     """A dependency that requires a right; `Caller` is who has it."""
 
-    def __init__(self, authenticator: Authenticator, right: Right) -> None:
+    def __init__(self, authenticator: Authenticator, right: Right, *, scoped: bool = False) -> None:
+        """`scoped`: the route reaches only what is in the scope of its caller.
+
+        Callers with a scope are refused by every other route.
+        """
         self._authenticator = authenticator
         self.right = right
+        self._scoped = scoped
 
     async def __call__(self, request: Request) -> Principal:
         """Raise InvalidApiKey, PermissionDenied or ServiceUnavailable, or return the caller."""
         principal = await find_admin(request.scope, self._authenticator)
-        if self.right not in RIGHTS[principal.role]:
+        if not has_right(principal, self.right, scoped=self._scoped):
             raise PermissionDenied(
-                f"the role {principal.role} does not have the right {self.right}"
+                f"the role {principal.role} does not have the right {self.right} here"
             )
         request.scope[CALLER] = principal
         return principal
+
+
+def has_right(principal: Principal, right: Right, *, scoped: bool) -> bool:
+    """Return whether a caller has a right. `scoped` as in RequireRight."""
+    if principal.scope.owner == "":
+        return False  # keys without an owner belong to nobody, and to no manager of an owner
+    return right in RIGHTS[principal.role] and (scoped or principal.scope.is_whole)
 
 
 def refuse_unknown_query(request: Request) -> None:

@@ -10,7 +10,15 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from app.api.admin_auth import RequireRight, Right, actor_of, admin_router, check_admin
+from app.api.admin_auth import (
+    Caller,
+    RequireRight,
+    Right,
+    actor_of,
+    admin_router,
+    caller_of,
+    check_admin,
+)
 from app.api.error_responses import ADMIN, error_responses
 from app.api.log_stream import Followers, FollowLog, readable, text_of
 from app.api.middleware import notes_of
@@ -52,15 +60,18 @@ class _Engines:
     unused: Callable[[], list[UnusedServer]]
     followers: Followers = field(default_factory=Followers)
 
-    async def list_engines(self) -> Engines:
-        """Every engine, in the configuration's order."""
+    async def list_engines(self, caller: Caller) -> Engines:
+        """Every engine, in the configuration's order; an operator's are those of its models."""
+        sees = caller.scope.has_model
         return Engines(
-            data=engine_rows(self.catalogue), gateways=self.gateways(), unused=self.unused()
+            data=engine_rows(self.catalogue, sees),
+            gateways=self.gateways(),
+            unused=[one for one in self.unused() if sees(one.model)],
         )
 
-    async def show_engine(self, name: str) -> EngineRow:
+    async def show_engine(self, name: str, caller: Caller) -> EngineRow:
         """One engine."""
-        return EngineRow.of(*self.catalogue.find_replica(name))
+        return EngineRow.of(*self.catalogue.find_replica(name, caller.scope.has_model))
 
     async def engine_log(
         self,
@@ -70,6 +81,7 @@ class _Engines:
         follow: Annotated[bool, Query(description="Go on with new lines.")] = False,
     ) -> Response:
         """The newest lines of an engine's output, without control characters and secrets."""
+        self.catalogue.find_replica(name, caller_of(request).scope.has_model)
         reader = self.operations.open_log(name)
         if follow:
             check = partial(check_admin, request.scope, self.authenticator)
@@ -92,7 +104,7 @@ class _Engines:
 
         Streams that cannot be continued and other requests in flight are aborted.
         """
-        model, replica = self.catalogue.find_replica(name)
+        model, replica = self.catalogue.find_replica(name, caller_of(request).scope.has_model)
         notes = notes_of(request.scope)
         notes.model, notes.engine = model.name, replica.engine.name
         await self.audit.record(
@@ -130,8 +142,8 @@ def engines_router(
         unused=unused,
     )
     router = admin_router("engines", "engines")
-    reading = [Depends(RequireRight(authenticator, Right.ENGINES_READ))]
-    writing = [Depends(RequireRight(authenticator, Right.ENGINES_WRITE))]
+    reading = [Depends(RequireRight(authenticator, Right.ENGINES_READ, scoped=True))]
+    writing = [Depends(RequireRight(authenticator, Right.ENGINES_WRITE, scoped=True))]
     known = error_responses(*ADMIN, RouteNotFound)
     router.get("", dependencies=reading, responses=error_responses(*ADMIN))(engines.list_engines)
     router.get("/{name}", dependencies=reading, responses=known)(engines.show_engine)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from app.api.admin_auth import RequireRight, Right, actor_of, admin_router, check_may_manage
+from app.api.admin_auth import RequireRight, Right, actor_of, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
+from app.api.key_bounds import check_may_change, check_may_manage, with_own_values
 from app.auth import (
     ApiKey,
     Authenticator,
@@ -61,11 +62,15 @@ class _Keys:
 
     @property
     def reading(self) -> RequireRight:
-        return RequireRight(self.authenticator, Right.KEYS_READ)
+        return RequireRight(self.authenticator, Right.KEYS_READ, scoped=True)
 
     @property
     def writing(self) -> RequireRight:
-        return RequireRight(self.authenticator, Right.KEYS_WRITE)
+        return RequireRight(self.authenticator, Right.KEYS_WRITE, scoped=True)
+
+    def seen_by(self, principal: Principal) -> KeyStore:
+        """Return the store of the keys that the caller sees."""
+        return self.store.within(principal.scope.owner)
 
     def shown(self, key: ApiKey) -> ShownKey:
         return ShownKey.of(key, self.authenticator.default_limits)
@@ -73,12 +78,17 @@ class _Keys:
     def shown_new(self, key: ApiKey, made: NewKey) -> ShownNewKey:
         return ShownNewKey.with_secret(key, made, self.authenticator.default_limits)
 
-    def canonical_models(self, models: Sequence[str], present: Sequence[str] = ()) -> list[str]:
+    def canonical_models(
+        self, principal: Principal, models: Sequence[str], present: Sequence[str] = ()
+    ) -> list[str]:
         """Return models with aliases replaced. Raises BadRequest for an unknown one.
 
-        One of `present`, which the key has already, may have left the configuration since.
+        One of `present`, which the key has already, may have left the configuration since. To the
+        manager of an owner the models that it may not give are unknown.
         """
         names = {name: model.name for name, model in self.catalogue.names()}
+        if not principal.scope.is_whole:
+            names = {name: own for name, own in names.items() if principal.allows(own)}
         found = check_models(models, names)
         for name, near in found.unknown.items():
             if name not in present:
@@ -100,9 +110,10 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         name: KeyName, request: Request, principal: Principal = writing
     ) -> ManagedKey:
         """Return a key that the caller may change, by the key's role and permission."""
-        key = await store.find_named(name)
-        check_may_manage(principal, key.role, may_load_models=key.may_load_models)
-        return ManagedKey(key, principal, store.by(actor_of(request)))
+        seen = keys.seen_by(principal)
+        key = await seen.find_named(name)
+        check_may_manage(principal, key, authenticator.default_limits)
+        return ManagedKey(key, principal, seen.by(actor_of(request)))
 
     _add_reads(router, keys)
     _add_secrets(router, keys, managed)
@@ -117,16 +128,16 @@ def _add_reads(router: APIRouter, keys: _Keys) -> None:
     async def list_keys(
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         after: str | None = None,
-        _: Principal = reading,
+        principal: Principal = reading,
     ) -> ShownPage:
-        """Every key, the newest first."""
-        page = await keys.store.page(limit, after)
+        """Every key, the newest first; of the manager of an owner those of this owner."""
+        page = await keys.seen_by(principal).page(limit, after)
         return ShownPage.of(page, keys.authenticator.default_limits)
 
     @router.get("/{key_id}", responses=_ONE_KEY)
-    async def show_key(name: KeyName, _: Principal = reading) -> ShownKey:
+    async def show_key(name: KeyName, principal: Principal = reading) -> ShownKey:
         """One key."""
-        return keys.shown(await keys.store.find_named(name))
+        return keys.shown(await keys.seen_by(principal).find_named(name))
 
 
 def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) -> None:
@@ -139,13 +150,15 @@ def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     ) -> ShownNewKey:
         """Create a key; only this response has its secret.
 
-        An alias among its models is replaced by the model's name; an unknown model is an error.
+        An alias among its models is replaced by the model's name; an unknown model is an error. A
+        key that the manager of an owner makes is like its own where a field is not given.
         """
-        check_may_manage(principal, fields.role, may_load_models=fields.may_load_models)
-        models = keys.canonical_models(fields.models)
-        key, made = await keys.store.by(actor_of(request)).create(
-            fields.model_copy(update={"models": models})
-        )
+        fields = with_own_values(principal, fields)
+        present = () if principal.scope.is_whole else principal.models.patterns
+        models = keys.canonical_models(principal, fields.models, present)
+        fields = fields.model_copy(update={"models": models})
+        check_may_manage(principal, fields, keys.authenticator.default_limits)
+        key, made = await keys.seen_by(principal).by(actor_of(request)).create(fields)
         _forbid_caching(response)
         return keys.shown_new(key, made)
 
@@ -179,11 +192,10 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     @router.patch("/{key_id}", responses=_ONE_KEY_AND_BODY)
     async def change_key(changes: KeyChanges, managed: ManagedKey = managing) -> ShownKey:
         """Change the given fields; the others keep their values."""
-        role, may_load_models = managed.key.role, changes.may_load_models
-        check_may_manage(managed.principal, role, may_load_models=may_load_models)
         if "models" in changes.model_fields_set:
-            models = keys.canonical_models(changes.models, managed.key.models)
+            models = keys.canonical_models(managed.principal, changes.models, managed.key.models)
             changes = changes.model_copy(update={"models": models})
+        check_may_change(managed.principal, changes, keys.authenticator.default_limits)
         key = await managed.store.change(managed.key.id, changes)
         return keys.shown(key)
 

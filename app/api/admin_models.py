@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
-from app.api.admin_auth import RequireRight, Right, actor_of, admin_router
+from app.api.admin_auth import Caller, RequireRight, Right, actor_of, admin_router, caller_of
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import notes_of
@@ -95,7 +95,7 @@ class _Models:
         wait: bool,
         **details: object,
     ) -> ModelRow:
-        model = self.services.catalogue.resolve(name)
+        model = self.services.catalogue.resolve(name, caller_of(request).scope.has_model)
         notes_of(request.scope).model = model.name
         await self.audit.record(
             AuditRecord.of_change(actor_of(request), action, model.name, None, None, **details)
@@ -107,9 +107,10 @@ class _Models:
             response.status_code = 202
         return model_row(model, self.services, self.operations)
 
-    async def list_models(self) -> Models:
-        """Every model, in the configuration's order."""
-        return Models(data=model_rows(self.services, self.operations))
+    async def list_models(self, caller: Caller) -> Models:
+        """Every model, in the configuration's order; of an operator its own."""
+        rows = model_rows(self.services, self.operations)
+        return Models(data=[row for row in rows if caller.scope.has_model(row.name)])
 
     async def load_model(
         self, name: str, request: Request, response: Response, wait: Wait = False
@@ -159,8 +160,8 @@ def admin_models_router(
     """Return the routes of /admin/models; `load` and `unload` act on a model by its own name."""
     router = admin_router("models", "models")
     models = _Models(services, operations, audit, load, unload)
-    reading = [Depends(RequireRight(authenticator, Right.ENGINES_READ))]
-    writing = [Depends(RequireRight(authenticator, Right.ENGINES_WRITE))]
+    reading = [Depends(RequireRight(authenticator, Right.ENGINES_READ, scoped=True))]
+    writing = [Depends(RequireRight(authenticator, Right.ENGINES_WRITE, scoped=True))]
     responses: Responses = {
         **error_responses(*ADMIN, ModelNotFound, RouteNotFound, Conflict, EngineUnavailable),
         202: {"model": ModelRow, "description": "Started."},

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from app.api.admin_auth import CallingActor, RequireRight, Right, admin_router
+from app.api.admin_auth import Caller, CallingActor, RequireRight, Right, admin_router
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import (
     Authenticator,
@@ -30,15 +30,16 @@ class _Owners:
 
     async def list_owners(
         self,
+        caller: Caller,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         after: Annotated[Name | None, Query(description="The name before the first.")] = None,
     ) -> ShownOwners:
-        """Every owner that has limits or budgets, by name."""
-        return await self.store.page(limit, after or "")
+        """Every owner that has limits or budgets, by name; of the manager of an owner this one."""
+        return await self.store.within(caller.scope.owner).page(limit, after or "")
 
-    async def show_owner(self, name: OwnerName) -> ShownOwner:
+    async def show_owner(self, name: OwnerName, caller: Caller) -> ShownOwner:
         """One owner."""
-        return await self.store.get(name)
+        return await self.store.within(caller.scope.owner).get(name)
 
     async def put_owner(
         self, name: OwnerName, fields: OwnerFields, response: Response, actor: CallingActor
@@ -63,7 +64,7 @@ class _Owners:
 def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:
     """Return the routes of /admin/owners."""
     router, owners = admin_router("owners", "owners"), _Owners(store)
-    reading = [Depends(RequireRight(authenticator, Right.OWNERS_READ))]
+    reading = [Depends(RequireRight(authenticator, Right.OWNERS_READ, scoped=True))]
     writing = [Depends(RequireRight(authenticator, Right.OWNERS_WRITE))]
     one, path = error_responses(*ADMIN, RouteNotFound), "/{name:path}"
     created = {**error_responses(*ADMIN, *BODY), 201: {"description": "It was not there."}}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, Self
 
+import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, Field
 
@@ -13,7 +14,15 @@ from app.api.admin_auth import Caller, CallingActor, RequireRight, Right, admin_
 from app.api.error_responses import ADMIN, error_responses
 from app.api.middleware import notes_of
 from app.audit import Action, AuditRecord, AuditTrail
-from app.auth import Authenticator, KeyStore
+from app.auth import (
+    UNAUTHENTICATED,
+    AdminScope,
+    Authenticator,
+    KeyStore,
+    Principal,
+    Role,
+    UnknownKey,
+)
 from app.database import DatabaseError
 from app.errors import BadRequest, RouteNotFound
 from app.relay import IN_FLIGHT, RequestDirectory, RequestView
@@ -237,8 +246,9 @@ class _Requests:
             begin = parse_moment("from", since)
         if end is not None and begin >= end:
             raise BadRequest("from must be before to")
-        chosen = RequestFilter(
-            key_id=None if key is None else await self.keys.id_for_reports(key),
+        chosen = msgspec.structs.replace(
+            requests_of(principal),
+            key_id=None if key is None else await key_in_scope(self.keys, key, principal.scope),
             model=model,
             request_id=request_id,
             outcome=outcome,
@@ -260,9 +270,9 @@ class _Requests:
             complete=page.complete,
         )
 
-    async def show_request(self, id: RequestId) -> RequestDetail:
+    async def show_request(self, id: RequestId, principal: Caller) -> RequestDetail:
         """One request in flight or ended, with its phases and its attempts at engines."""
-        view = await self.requests.find(id)
+        view = await self.requests.find(id, requests_of(principal))
         if view is None:
             raise RouteNotFound(NOT_FOUND)
         return RequestDetail.of(view, await self._names((view,)))
@@ -271,6 +281,7 @@ class _Requests:
         self,
         request: Request,
         id: RequestId,
+        principal: Caller,
         actor: CallingActor,
     ) -> RequestRow:
         """Cancel a request in flight, and return it as it was.
@@ -278,10 +289,11 @@ class _Requests:
         Its client gets the error `request_canceled` with status 403, or as an event in a stream;
         the engine stops generating. What it has generated is charged.
         """
-        if not self.requests.is_in_flight(id):
+        chosen = requests_of(principal)
+        if not self.requests.is_in_flight(id, chosen):
             raise RouteNotFound(NOT_IN_FLIGHT)
         await self.audit.record(AuditRecord(actor=actor, action=Action.REQUEST_CANCEL, target=id))
-        view = self.requests.cancel(id, actor.id)
+        view = self.requests.cancel(id, actor.id, chosen)
         if view is None:
             raise RouteNotFound(NOT_IN_FLIGHT)
         notes_of(request.scope).model = view.record.model
@@ -300,13 +312,35 @@ def requests_router(
 ) -> APIRouter:
     """Return the routes of /admin/requests."""
     router, handlers = admin_router("requests", "requests"), _Requests(requests, keys, audit)
-    reading = [Depends(RequireRight(authenticator, Right.REQUESTS_READ))]
-    writing = [Depends(RequireRight(authenticator, Right.REQUESTS_WRITE))]
+    reading = [Depends(RequireRight(authenticator, Right.REQUESTS_READ, scoped=True))]
+    writing = [Depends(RequireRight(authenticator, Right.REQUESTS_WRITE, scoped=True))]
     errors = error_responses(*ADMIN, RouteNotFound)  # 404 of the list: unknown key
     router.get("", dependencies=reading, responses=errors)(handlers.list_requests)
     router.get("/{id}", dependencies=reading, responses=errors)(handlers.show_request)
     router.post("/{id}/cancel", dependencies=writing, responses=errors)(handlers.cancel_request)
     return router
+
+
+def requests_of(principal: Principal) -> RequestFilter:
+    """Return which requests a caller sees: of its own key, in its scope, or all."""
+    if principal.role is Role.CLIENT:
+        return RequestFilter(key_id=principal.id)
+    scope = principal.scope
+    return RequestFilter(owner=scope.owner, served_by=scope.models)
+
+
+async def key_in_scope(keys: KeyStore, named: str, scope: AdminScope) -> str:
+    """Return the ID of a key, by its ID or its name, whose requests are to be listed.
+
+    An operator of some models is not told which keys there are: to it an unknown key is one without
+    requests. Raises UnknownKey.
+    """
+    try:
+        return await keys.within(scope.owner).id_for_reports(named)
+    except UnknownKey:
+        if scope.models is None:
+            raise
+        return UNAUTHENTICATED.id
 
 
 def status_range(text: str) -> range:

@@ -13,7 +13,7 @@ from starlette.routing import Match, Route
 from app import errors
 from app.api.admin_auth import MAX_BODY_BYTES, error_response
 from app.api.data_plane import endpoint_of
-from app.auth import NameTaken, UnknownKey, UnknownOwner, faults
+from app.auth import NameTaken, TooManyKeys, UnknownKey, UnknownOwner, faults
 from app.database import DatabaseBusy, DatabaseUnavailable, ValuesRejected
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     known: errors.GatewayError
     if first["type"] == "json_invalid":
         known = errors.InvalidJson("the body is not JSON")
-    elif not place:
+    elif not place and first["type"] != "value_error":
         known = errors.BadRequest("the body must be a JSON object, with its content type")
     else:
         known = errors.BadRequest(faults([{**first, "loc": place}])[0])
@@ -106,7 +106,7 @@ async def _values_rejected(request: Request, error: Exception) -> Response:
     return error_response(known, request.scope)
 
 
-async def _name_taken(request: Request, error: Exception) -> Response:
+async def _refused_value(request: Request, error: Exception) -> Response:
     return error_response(errors.BadRequest(str(error)), request.scope)
 
 
@@ -125,7 +125,8 @@ EXCEPTION_HANDLERS: Mapping[int | type[Exception], ExceptionHandler] = {
     RequestValidationError: _invalid,
     DatabaseUnavailable: _database,
     ValuesRejected: _values_rejected,
-    NameTaken: _name_taken,
+    NameTaken: _refused_value,
+    TooManyKeys: _refused_value,
     UnknownKey: _unknown,
     UnknownOwner: _unknown,
     Exception: _unexpected,

@@ -67,7 +67,7 @@ def reload_router(reloader: Reloader, authenticator: Authenticator) -> APIRouter
 
     @router.post(
         "",
-        dependencies=[Depends(RequireRight(authenticator, Right.ENGINES_WRITE))],
+        dependencies=[Depends(RequireRight(authenticator, Right.CONFIGURATION_WRITE))],
         responses=error_responses(*ADMIN, *BODY, InvalidConfiguration, Conflict),
     )
     async def reload(actor: CallingActor, fields: ReloadFields = DEFAULT_FIELDS) -> ShownReport:

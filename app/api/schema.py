@@ -27,7 +27,7 @@ VERSION = "0.1.0"  # of the document
 # An extension of OpenAPI: the right that the caller's role must have.
 RIGHT = "x-right"
 _KEYS = {
-    "admin": "An admin key: role auditor, manager or admin.",
+    "admin": "A key of any role but client.",
     "client": "A client key.",
     "metrics": "The metrics key, if one is configured.",
 }
@@ -44,7 +44,7 @@ _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 def schema_router(authenticator: Authenticator, root_path: str) -> APIRouter:
     """Return /admin/openapi.json; `root_path` stands before the paths that clients know."""
     router = APIRouter(prefix="/admin", tags=["operations"])
-    reading = Depends(RequireRight(authenticator, Right.SCHEMA_READ))
+    reading = Depends(RequireRight(authenticator, Right.SCHEMA_READ, scoped=True))
 
     @cache
     def encoded(app: FastAPI) -> bytes:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from app.api.admin_auth import caller_of, refuse_unknown_query
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
+from app.auth import AdminScope, UnknownOwner
 from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
 from app.money import amount_of
@@ -34,6 +35,8 @@ class Caller(BudgetHolder, Protocol):
     def id(self) -> str: ...
     @property
     def owner(self) -> BudgetOwner | None: ...
+    @property
+    def scope(self) -> AdminScope: ...
 
 
 class ReportUsage(Protocol):
@@ -145,8 +148,8 @@ class _Usage:
     """The handlers of the routes."""
 
     report: ReportUsage
-    # Returns the ID of the key that an ID or a name means, or raises UnknownKey.
-    key_id: Callable[[str], Awaitable[str]]
+    # Returns the ID of the key that an ID or a name means within an owner, or raises UnknownKey.
+    key_id: Callable[[str, str | None], Awaitable[str]]
     clock: Callable[[], float]
     currency: Callable[[], str]
 
@@ -181,6 +184,7 @@ class _Usage:
 
     async def all_usage(
         self,
+        caller: Annotated[Caller, Depends(caller_of)],
         by: Annotated[str, Query(description="Comma-separated: owner, key, model, day.")] = "key",
         since: Annotated[
             str | None,
@@ -206,15 +210,19 @@ class _Usage:
             Query(max_length=256, description="Only this model, by its name; aliases have none."),
         ] = None,
     ) -> AllUsage:
-        """The usage of every key, from one UTC day to another, both included."""
+        """The usage of every key, from one UTC day to another, both included.
+
+        The manager of an owner has that of this owner.
+        """
         groups = parse_groups(by)
         last = self._today() if until is None else parse_day("to", until)
         first = last.replace(day=1) if since is None else parse_day("from", since)
         if first > last:
             raise BadRequest(f"from ({first}) must not be after to ({last})")
         check_names(owner, model)
+        owner = owner_within(caller.scope, owner)
         if key is not None:
-            key = await self.key_id(key)
+            key = await self.key_id(key, caller.scope.owner)
         rows = await self._rows(groups, first, last, key, owner, model)
         return AllUsage(
             by=groups,
@@ -256,7 +264,7 @@ def usage_router(
     report: ReportUsage,
     client: Callable[..., Any],
     auditor: Callable[..., Any],
-    key_id: Callable[[str], Awaitable[str]],
+    key_id: Callable[[str, str | None], Awaitable[str]],
     clock: Callable[[], float] = time.time,
     currency: Callable[[], str] = str,
 ) -> APIRouter:
@@ -289,6 +297,13 @@ def parse_day(name: str, text: str) -> date:
     except ValueError:
         pass
     raise BadRequest(f"{name} must be a day such as 2026-11-21")
+
+
+def owner_within(scope: AdminScope, owner: str | None) -> str | None:
+    """Return the owner of a report. Raises UnknownOwner for another one than the caller's."""
+    if scope.owner is None or owner in (None, scope.owner):
+        return owner if scope.owner is None else scope.owner
+    raise UnknownOwner
 
 
 def check_names(owner: str | None, model: str | None) -> None:

@@ -7,7 +7,7 @@ and owners; `validation` checks what may be stored, and `views` shows it.
 from app.auth.authenticator import Authenticator
 from app.auth.key_format import NewKey, id_of
 from app.auth.key_store import KeyStore
-from app.auth.keys import ApiKey, NameTaken, UnknownKey
+from app.auth.keys import ApiKey, NameTaken, TooManyKeys, UnknownKey
 from app.auth.model_checks import check_models
 from app.auth.owner_store import (
     OwnerStore,
@@ -17,7 +17,16 @@ from app.auth.owner_store import (
     checked_owner_name,
 )
 from app.auth.presented_key import presented_key
-from app.auth.principal import UNAUTHENTICATED, Allowed, Owner, Principal, Role
+from app.auth.principal import (
+    DEFAULT_PRIORITY,
+    DEFAULT_WEIGHT,
+    UNAUTHENTICATED,
+    AdminScope,
+    Allowed,
+    Owner,
+    Principal,
+    Role,
+)
 from app.auth.validation import (
     KeyChanges,
     KeyFields,
@@ -33,7 +42,10 @@ from app.auth.validation import (
 from app.auth.views import ShownKey, ShownNewKey, ShownPage
 
 __all__ = (
+    "DEFAULT_PRIORITY",
+    "DEFAULT_WEIGHT",
     "UNAUTHENTICATED",
+    "AdminScope",
     "Allowed",
     "ApiKey",
     "Authenticator",
@@ -54,6 +66,7 @@ __all__ = (
     "ShownOwner",
     "ShownOwners",
     "ShownPage",
+    "TooManyKeys",
     "UnknownKey",
     "UnknownOwner",
     "check_models",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from typing import Any, Self
 
-from sqlalchemy import and_, bindparam, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 
 from app.audit import UNKNOWN_ACTOR, Action, Actor, AuditRecord, log_record, write_records
@@ -23,6 +23,7 @@ from app.auth.keys import (
     Credential,
     NameTaken,
     Page,
+    TooManyKeys,
     UnknownKey,
     wall_ms,
 )
@@ -47,6 +48,8 @@ _OWNER = [column.label(f"owners_{column.name}") for column in owners.c]
 _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms, api_keys.c.changed_by]
 # IDs per query: building rows blocks the event loop.
 _PAGE = 1000
+# Keys that an owner may have before its own manager can make no more: a gateway knows all IDs.
+MAX_OWNER_KEYS = 1000
 # Longest name in a hint: the time of one comparison grows at least with the square of the length.
 _MAX_HINT = 40
 # IDs in reports that are not of the store: keys of the environment, the root key, and no key.
@@ -66,6 +69,7 @@ class KeyStore:
         self._database = database
         self._now_ms = now_ms
         self._by = by
+        self._owner: str | None = None
         # A version of the database and the revision that was read at it.
         self._last_read: tuple[tuple[int, int], int] | None = None
 
@@ -75,13 +79,24 @@ class KeyStore:
         changer._by = actor
         return changer
 
+    def within(self, owner: str | None) -> Self:
+        """Return this store with the keys of one owner only; None: with all."""
+        part = copy(self)
+        part._owner = owner
+        return part
+
+    @property
+    def _seen(self) -> ColumnElement[bool]:
+        """The condition on the keys of this store."""
+        return _EXISTS if self._owner is None else and_(_EXISTS, api_keys.c.owner == self._owner)
+
     async def create(self, fields: KeyFields) -> tuple[ApiKey, NewKey]:
         """Create a key; its text is returned once and never stored. Raises NameTaken."""
         [created] = await self.create_all([fields])
         return created
 
     async def create_all(self, fields: Iterable[KeyFields]) -> list[tuple[ApiKey, NewKey]]:
-        """Create keys, all or none. Raises NameTaken."""
+        """Create keys, all or none. Raises NameTaken, and TooManyKeys within an owner."""
         made = [(one, new_key()) for one in fields]
         # Thousands may take longer than a page may wait for.
         lane = Lane.PAGES if len(made) == 1 else Lane.BACKGROUND
@@ -92,11 +107,12 @@ class KeyStore:
                 "changed_by": self._by.known_id,
                 "revision": await increment_revision(connection),
             }
+            await self._check_room(connection, len(made))
             stored: dict[str, ApiKey] = {}
             # Not a statement for each key: other changes of keys wait for this one.
             for at in range(0, len(made), _PAGE):
                 page = made[at : at + _PAGE]
-                await _check_names(connection, {new.id: one.name for one, new in page})
+                await self._check_names(connection, {new.id: one.name for one, new in page})
                 rows = [
                     {**one.columns(), "id": new.id, "digest": new.digest, **common}
                     for one, new in page
@@ -116,24 +132,24 @@ class KeyStore:
     async def get(self, key_id: str) -> ApiKey:
         """Return a key. Raises UnknownKey."""
         async with self._database.read() as connection:
-            return await _get(connection, key_id)
+            return await self._get(connection, key_id)
 
     async def find_named(self, named: str) -> ApiKey:
         """Return the key with this ID, else the one with this name. Raises UnknownKey."""
         async with self._database.read() as connection:
             if is_id(named):
-                query = select(*_COLUMNS).where(api_keys.c.id == named, _EXISTS)
+                query = select(*_COLUMNS).where(api_keys.c.id == named, self._seen)
                 if (row := (await connection.execute(query)).first()) is not None:
                     return _key(row)
             # Names are printable. A text with the prefix of keys may be a secret: not in a query.
             if named.isprintable() and not named.startswith(STORED_KEY_PREFIX):
-                query = select(*_COLUMNS).where(api_keys.c.name == named, _EXISTS)
+                query = select(*_COLUMNS).where(api_keys.c.name == named, self._seen)
                 if (row := (await connection.execute(query)).first()) is not None:
                     return _key(row)
             if len(named) > _MAX_HINT:
                 raise UnknownKey
             short = func.length(api_keys.c.name) <= _MAX_HINT
-            query = select(api_keys.c.name).where(_EXISTS, short).limit(_PAGE)
+            query = select(api_keys.c.name).where(self._seen, short).limit(_PAGE)
             names = list(await connection.scalars(query))
         # In a thread, so as not to block the event loop.
         near = await asyncio.to_thread(difflib.get_close_matches, named, names, 1)
@@ -157,7 +173,7 @@ class KeyStore:
         named = api_keys.c.name.icontains(text, autoescape=True)
         query = (
             select(api_keys.c.id, api_keys.c.name)
-            .where(_EXISTS, or_(named, api_keys.c.id == text))
+            .where(self._seen, or_(named, api_keys.c.id == text))
             .order_by(api_keys.c.created_ms.desc(), api_keys.c.id.desc())
             .limit(limit)
         )
@@ -182,11 +198,13 @@ class KeyStore:
         Raises UnknownKey if there never was a key `after`; it may be deleted.
         """
         order = tuple_(api_keys.c.created_ms, api_keys.c.id)
-        query = select(*_COLUMNS).where(_EXISTS).limit(limit + 1)
+        query = select(*_COLUMNS).where(self._seen).limit(limit + 1)
         async with self._database.read() as connection:
             if after is not None:
                 _check_id(after)
                 place = select(api_keys.c.created_ms).where(api_keys.c.id == after)
+                if self._owner is not None:
+                    place = place.where(api_keys.c.owner == self._owner)
                 created_ms = (await connection.execute(place)).scalar_one_or_none()
                 if created_ms is None:
                     raise UnknownKey
@@ -242,7 +260,7 @@ class KeyStore:
                 "deleted_ms": self._now_ms(), "revision": number, "changed_by": self._by.known_id,
             }  # fmt: skip
             values = {**gone, **deleted, **self._cut(now)}
-            before = await _get(connection, key_id)
+            before = await self._get(connection, key_id)
             await _write(connection, key_id, values)
             record = AuditRecord.of_change(
                 self._by, Action.KEY_DELETE, key_id, key_facts(before), None, requests_aborted=now
@@ -335,18 +353,43 @@ class KeyStore:
     ) -> ApiKey:
         async with self._database.write() as connection:
             number = await increment_revision(connection)
-            before = await _get(connection, key_id)
+            before = await self._get(connection, key_id)
             if "name" in values:
-                await _check_names(connection, {key_id: values["name"]})
+                await self._check_names(connection, {key_id: values["name"]})
             changed = {"revision": number, "changed_by": self._by.known_id}
             await _write(connection, key_id, {**values, **changed})
-            after = await _get(connection, key_id)
+            after = await self._get(connection, key_id)
             record = AuditRecord.of_change(
                 self._by, action, key_id, key_facts(before), key_facts(after), **details
             )
             await write_records(connection, [record], self._now_ms())
         log_record(record)
         return after
+
+    async def _get(self, connection: AsyncConnection, key_id: str) -> ApiKey:
+        _check_id(key_id)
+        query = select(*_COLUMNS).where(api_keys.c.id == key_id, self._seen)
+        row = (await connection.execute(query)).first()
+        if row is None:
+            raise UnknownKey
+        return _key(row)
+
+    async def _check_names(self, connection: AsyncConnection, names: Mapping[str, str]) -> None:
+        """Raise NameTaken unless every key, by its ID, may have its name."""
+        try:
+            await _check_names(connection, names)
+        except NameTaken:
+            if self._owner is None:
+                raise
+            # The key that has it may be another owner's, and its ID is not for this caller.
+            raise NameTaken("name: it is taken") from None
+
+    async def _check_room(self, connection: AsyncConnection, more: int) -> None:
+        """Raise TooManyKeys if the owner of this store would have too many keys."""
+        if self._owner is not None:
+            counted = select(func.count()).select_from(api_keys).where(self._seen)
+            if (await connection.execute(counted)).scalar_one() + more > MAX_OWNER_KEYS:
+                raise TooManyKeys
 
 
 async def increment_revision(connection: AsyncConnection) -> int:
@@ -361,15 +404,6 @@ async def _write(connection: AsyncConnection, key_id: str, values: dict[str, Any
     statement = update(api_keys).where(api_keys.c.id == key_id, _EXISTS).values(values)
     if (await connection.execute(statement)).rowcount != 1:
         raise UnknownKey
-
-
-async def _get(connection: AsyncConnection, key_id: str) -> ApiKey:
-    _check_id(key_id)
-    query = select(*_COLUMNS).where(api_keys.c.id == key_id, _EXISTS)
-    row = (await connection.execute(query)).first()
-    if row is None:
-        raise UnknownKey
-    return _key(row)
 
 
 async def _check_names(connection: AsyncConnection, names: Mapping[str, str]) -> None:

@@ -20,6 +20,13 @@ class NameTaken(ValueError):
     """Another key has the name, or has an ID equal to it."""
 
 
+class TooManyKeys(ValueError):
+    """The owner has as many keys as its manager may make."""
+
+    def __init__(self) -> None:
+        super().__init__("this owner has as many keys as it may have; delete some first")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     """A key without its secret. Times are milliseconds since 1970 UTC."""

@@ -107,6 +107,13 @@ class OwnerStore:
         self._database = database
         self._now_ms = now_ms
         self._by = by
+        self._owner: str | None = None
+
+    def within(self, owner: str | None) -> Self:
+        """Return this store for reads of one owner only; None: of all."""
+        part = copy(self)
+        part._owner = owner
+        return part
 
     def by(self, actor: Actor) -> Self:
         """Return this store for changes by an actor; the audit has a record of each."""
@@ -119,12 +126,16 @@ class OwnerStore:
         query = select(*owners.c, _KEYS).order_by(owners.c.name).limit(limit + 1)
         if after:
             query = query.where(owners.c.name > _lookup_name(after))
+        if self._owner is not None:
+            query = query.where(owners.c.name == self._owner)
         async with self._database.read() as connection:
             found = [ShownOwner.of(row) for row in await connection.execute(query)]
         return ShownOwners(data=found[:limit], has_more=len(found) > limit)
 
     async def get(self, name: str) -> ShownOwner:
         """Return an owner. Raises UnknownOwner."""
+        if self._owner not in (None, name):
+            raise UnknownOwner
         async with self._database.read() as connection:
             return await _get(connection, _lookup_name(name))
 

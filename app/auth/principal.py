@@ -12,9 +12,11 @@ DEFAULT_WEIGHT = 1
 
 
 class Role(StrEnum):
-    """The role of a key: `client` for models, the others for /admin."""
+    """The role of a key: `client` for models, the others for /admin; the most powerful last."""
 
     CLIENT = "client"
+    OWNER_MANAGER = "owner_manager"  # of the keys of its own owner
+    OPERATOR = "operator"  # of the models on its list
     AUDITOR = "auditor"
     MANAGER = "manager"
     ADMIN = "admin"
@@ -36,8 +38,43 @@ class Allowed:
             tuple(one[:-1] for one in patterns if one.endswith("*")),
         )
 
+    def covers(self, other: Self) -> bool:
+        """Return whether this allows all that another list allows."""
+        return all(map(self.allows, other.names)) and all(
+            prefix.startswith(self.prefixes) for prefix in other.prefixes
+        )
+
+    def allows(self, model: str) -> bool:
+        """Return whether a model is on the list, by its canonical name."""
+        return model in self.names or model.startswith(self.prefixes)
+
+    @property
+    def patterns(self) -> list[str]:
+        """The list as a key has it."""
+        return [*sorted(self.names), *(f"{prefix}*" for prefix in self.prefixes)]
+
 
 ALL_MODELS = Allowed.of(["*"])
+
+
+@dataclass(frozen=True, slots=True)
+class AdminScope:
+    """The models or the owner that a role under /admin is for; None: all."""
+
+    models: Allowed | None = None
+    owner: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is in it."""
+        return self.models is None and self.owner is None
+
+    def has_model(self, name: str) -> bool:
+        """Return whether a model, by its canonical name, is in it."""
+        return self.models is None or self.models.allows(name)
+
+
+WHOLE_SCOPE = AdminScope()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +128,17 @@ class Principal:
         another alias.
         """
         return model in self.models.names or model.startswith(self.models.prefixes)
+
+    @property
+    def scope(self) -> AdminScope:
+        """What it sees and changes of that to which its role has a right."""
+        match self.role:
+            case Role.OPERATOR:
+                return AdminScope(models=self.models)
+            case Role.OWNER_MANAGER:
+                return AdminScope(owner=self.owner_name)
+            case _:
+                return WHOLE_SCOPE
 
 
 def _has_budget(holder: Owner | Principal) -> bool:

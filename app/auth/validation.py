@@ -3,9 +3,9 @@
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.auth.principal import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Role
 from app.money import MAX_AMOUNT, nano_of, parse_amount
@@ -151,7 +151,19 @@ class KeyFields(KeyChanges):
     """Fields of a new key. The role cannot be changed later."""
 
     name: Name = Field(description="Name of the key; unique.")
-    role: Role = Field(Role.CLIENT, description="client: for models; all others: for /admin.")
+    role: Role = Field(
+        Role.CLIENT,
+        description="client: for models; all others: for /admin. An operator is for the models in "
+        "`models`, an owner_manager for the keys of `owner`, which these roles must have.",
+    )
+
+    @model_validator(mode="after")
+    def _check_scope(self) -> Self:
+        if self.role is Role.OPERATOR and "models" not in self.model_fields_set:
+            raise ValueError("models: an operator needs the models that it operates; * for all")
+        if self.role is Role.OWNER_MANAGER and not self.owner:
+            raise ValueError("owner: an owner_manager needs the owner whose keys it manages")
+        return self
 
     def columns(self) -> dict[str, Any]:
         """Return every field by the names of the table's columns."""

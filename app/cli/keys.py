@@ -73,11 +73,18 @@ def create(
         ),
     ] = None,
     owner: Annotated[str, OwnerOption] = "",
-    role: Annotated[str, typer.Option(help="client, auditor, manager or admin.")] = "client",
+    role: Annotated[
+        str,
+        typer.Option(
+            help="client, operator (of the models given), owner_manager (of the keys of --owner), "
+            "auditor, manager or admin."
+        ),
+    ] = "client",
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Model that the key may use, or `prefix*`. May be repeated. Default: all models."
+            help="Model that the key may use or operate, or `prefix*`. May be repeated. Default: "
+            "all; an operator needs at least one."
         ),
     ] = None,
     requests_per_minute: NewLimit = None,
@@ -119,7 +126,6 @@ def create(
         given = {
             "owner": owner,
             "role": role,
-            "models": model or ["*"],
             "requests_per_minute": requests_per_minute,
             "tokens_per_minute": tokens_per_minute,
             "concurrent_requests": concurrent_requests,
@@ -133,6 +139,8 @@ def create(
             "fields": None if fields is None else parse_json(fields),
             "may_load_models": may_load_models,
         }
+        if model:
+            given["models"] = model
         store_of = partial(KeyStore, by=command_actor())
         if from_file is not None:
             new_keys = read_keys(from_file, given, settings.models)

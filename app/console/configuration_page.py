@@ -18,7 +18,7 @@ def configuration_pages(renderer: Renderer, settings: Callable[[], Settings]) ->
     @router.get("/configuration")
     async def show_configuration(request: Request) -> Response:
         """Every setting in force, without secrets."""
-        visitor = require(request, Right.ENGINES_WRITE)
+        visitor = require(request, Right.CONFIGURATION_WRITE)
         in_force = settings()
 
         def render() -> Response:

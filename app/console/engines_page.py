@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.api import Right
 from app.console.comparison import compare, fact_rows
-from app.console.fleet_view import EngineView, FleetViews
+from app.console.fleet_view import EngineView, FleetViews, Sees
 from app.console.live import LiveByRight, Regions, Render
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
@@ -40,7 +40,9 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
         rows: Annotated[str, Query(max_length=32)] = "",
         sort: Annotated[str, Query(max_length=32)] = "",
     ) -> Response:
-        engines, unused = views.engines(), views.unused()
+        sees = visitor_of(request).scope.has_model
+        engines = views.engines(sees)
+        unused = [one for one in views.unused() if sees(one.model)]
         chosen, sorting = choose(engines, compared), _sorting(sort)
 
         def render() -> Response:
@@ -61,7 +63,7 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
     async def show_engine(request: Request, name: str) -> Response:
         visitor = visitor_of(request)
         try:
-            engine = views.engine(name)
+            engine = views.engine(name, visitor.scope.has_model)
         except RouteNotFound as error:
             return renderer.fault(visitor, error)
         return renderer.page(visitor, "engine.html", engine=engine, facts=fact_rows(engine))
@@ -96,8 +98,9 @@ def live_engines(renderer: Renderer, views: FleetViews) -> LiveByRight:
     not_used = renderer.macro("engines_regions.html", "unused")
     unsorted = _sorting()  # a page that is sorted puts the rows in its order
 
-    def collect(acts: bool) -> Render:
-        engines, unused = views.engines(), views.unused()
+    def collect(acts: bool, sees: Sees) -> Render:
+        engines = views.engines(sees)
+        unused = [one for one in views.unused() if sees(one.model)]
 
         def render() -> Regions:
             states = {f"engine {one.row.name}": state(one, acts) for one in engines}

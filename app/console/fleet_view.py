@@ -14,6 +14,8 @@ from engines.base import Engine, EngineState
 from engines.spec import ContainerSpec, ProcessSpec
 
 ModelRows = Callable[[], Sequence[ModelRow]]
+# Whether a visitor sees a model, by its name.
+Sees = Callable[[str], bool]
 UnusedServers = Callable[[], Sequence[UnusedServer]]
 
 # What the numbers of a phase count (`engines.output.startup`).
@@ -24,6 +26,11 @@ _COUNTED = {
     "pulling the image": "MiB",
 }
 _PERCENT = 100
+
+
+def _sees_all(name: str) -> bool:
+    """Return True; the default of `sees`."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +94,31 @@ class FleetViews:
         """Return the rows of all models, in the order of the configuration."""
         return self._model_rows()
 
-    def models(self) -> list[ModelView]:
-        """Return all models, in the order of the configuration."""
+    def models(self, sees: Sees = _sees_all) -> list[ModelView]:
+        """Return the models that a visitor sees, in the order of the configuration."""
         by_name = {one.name: one for one in self._settings().models}
         views: list[ModelView] = []
-        for row in self._model_rows():
+        for row in filter(lambda row: sees(row.name), self._model_rows()):
             model = self._catalogue.get(row.name)
             if model is not None:
                 views.append(_model_view(row, model, by_name.get(row.name)))
         return views
 
-    def model(self, name: str) -> ModelView:
+    def model(self, name: str, sees: Sees = _sees_all) -> ModelView:
         """Return one model. Raises RouteNotFound."""
-        found = next((view for view in self.models() if view.row.name == name), None)
+        found = next((view for view in self.models(sees) if view.row.name == name), None)
         if found is None:
             raise RouteNotFound(f"There is no model {name} here.")
         return found
 
-    def engines(self) -> list[EngineView]:
-        """Return all engines, in the order of the configuration."""
-        return [_engine_view(model, replica) for model, replica in self._catalogue.replicas()]
+    def engines(self, sees: Sees = _sees_all) -> list[EngineView]:
+        """Return the engines that a visitor sees, in the order of the configuration."""
+        replicas = self._catalogue.replicas()
+        return [_engine_view(model, replica) for model, replica in replicas if sees(model.name)]
 
-    def engine(self, name: str) -> EngineView:
+    def engine(self, name: str, sees: Sees = _sees_all) -> EngineView:
         """Return one engine. Raises RouteNotFound."""
-        return _engine_view(*self._catalogue.find_replica(name))
+        return _engine_view(*self._catalogue.find_replica(name, sees))
 
 
 def _model_view(row: ModelRow, model: Model, settings: ModelSettings | None) -> ModelView:

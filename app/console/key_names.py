@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from app.auth import KeyStore
+from app.api import key_in_scope
+from app.auth import AdminScope, KeyStore
 from app.database import DatabaseError
 
 # A renamed key is shown under its old name for as long as this.
@@ -20,9 +21,9 @@ class KeyNames:
         self._names: dict[str, str] = {}
         self._until = 0.0
 
-    async def id_of(self, named: str) -> str:
+    async def id_of(self, named: str, scope: AdminScope) -> str:
         """Return the ID of a key by its name or ID. Raises UnknownKey and DatabaseError."""
-        return await self._store.id_for_reports(named)
+        return await key_in_scope(self._store, named, scope)
 
     async def find(self, key_ids: Collection[str]) -> Mapping[str, str]:
         """Return a name for each ID: the ID itself where the key has none, or is not known."""

@@ -9,15 +9,28 @@ from urllib.parse import quote
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
-from app.api import MANAGED_ROLES, Right
-from app.auth import Authenticator, KeyStore, OwnerStore, Role, ShownKey, ShownOwner, UnknownKey
+from app.api import MANAGED_ROLES, Right, check_may_manage
+from app.auth import (
+    DEFAULT_PRIORITY,
+    DEFAULT_WEIGHT,
+    ApiKey,
+    Authenticator,
+    KeyStore,
+    OwnerStore,
+    Role,
+    ShownKey,
+    ShownOwner,
+    UnknownKey,
+)
 from app.console.page_routes import page_router, require
 from app.console.rendering import HEADERS, Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
 from app.database import Database, DatabaseError
+from app.errors import PermissionDenied
 from app.money import MAX_AMOUNT, PLACES
 from app.routing import Catalogue
+from app.settings import FieldSettings
 from app.usage import BudgetUse, budget_report
 
 # Rows of a page, which are rendered at once.
@@ -51,6 +64,24 @@ LIMITS = (
 )
 
 
+class NewKey(NamedTuple):
+    """What the form of a new key has before it is filled in."""
+
+    owner: str = ""
+    models: Sequence[str] = ("*",)
+    priority: int = DEFAULT_PRIORITY
+    weight: int = DEFAULT_WEIGHT
+    fields: FieldSettings | None = None
+
+    @classmethod
+    def of(cls, visitor: Visitor) -> "NewKey":
+        """Return the form of a visitor; the manager of an owner makes keys like its own."""
+        own = visitor.principal
+        if visitor.scope.owner is None:
+            return cls()
+        return cls(own.owner_name, own.models.patterns, own.priority, own.weight, own.fields)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyPages:
     """What the pages of keys are made of."""
@@ -65,16 +96,29 @@ class KeyPages:
     def shown(self, key: Any) -> ShownKey:
         return ShownKey.of(key, self.authenticator.default_limits)
 
-    @property
-    def models(self) -> Sequence[str]:
-        return [model.name for model in self.catalogue.models[:_MODELS]]
+    def models(self, visitor: Visitor) -> Sequence[str]:
+        """Return names of models that a visitor may give to a key."""
+        names = [model.name for model in self.catalogue.models]
+        if not visitor.scope.is_whole:
+            names = list(filter(visitor.principal.allows, names))
+        return names[:_MODELS]
+
+    def may_change(self, visitor: Visitor, key: ApiKey) -> bool:
+        """Return whether a visitor may change a key."""
+        if key.role not in managed_roles(visitor):
+            return False
+        try:
+            check_may_manage(visitor.principal, key, self.authenticator.default_limits)
+        except PermissionDenied:
+            return False
+        return True
 
     async def list_page(
         self, visitor: Visitor, after: str | None, *, sought: str = "", fault: str = ""
     ) -> Response:
         """Return the page that lists keys, the newest first."""
-        page = await self.store.page(PAGE, after)
-        used = await self._used_budgets()
+        page = await self.store.within(visitor.scope.owner).page(PAGE, after)
+        used = await self._used_budgets(visitor.scope.owner)
         return self.renderer.page(
             visitor,
             "keys.html",
@@ -88,10 +132,10 @@ class KeyPages:
             may_create=bool(managed_roles(visitor)),
         )
 
-    async def _used_budgets(self) -> Mapping[str, BudgetUse]:
+    async def _used_budgets(self, owner: str | None) -> Mapping[str, BudgetUse]:
         """Return how much of its budgets each key has used; none where the database is busy."""
         try:
-            found = await budget_report(self.database, datetime.now(UTC).date(), BUDGETS)
+            found = await budget_report(self.database, datetime.now(UTC).date(), BUDGETS, owner)
         except DatabaseError:
             return {}
         return {one.id: one for one in found if one.subject == "key"}
@@ -106,17 +150,19 @@ def keys_pages(pages: KeyPages) -> APIRouter:
     @router.get("/keys/{key_id}")
     async def show_key(request: Request, key_id: str) -> Response:
         """One key: its facts, its form, and what may be done to it."""
-        visitor = require(request, Right.KEYS_READ)
-        key = pages.shown(await pages.store.get(key_id))
+        visitor = require(request, Right.KEYS_READ, scoped=True)
+        stored = await pages.store.within(visitor.scope.owner).get(key_id)
+        key = pages.shown(stored)
         return pages.renderer.page(
             visitor,
             "key.html",
             key=key,
+            new=NewKey.of(visitor),
             state=state_of(key),
             roles=[key.role],
-            may_change=key.role in managed_roles(visitor),
+            may_change=pages.may_change(visitor, stored),
             limits=LIMITS,
-            models=pages.models,
+            models=pages.models(visitor),
         )
 
     return router
@@ -143,15 +189,15 @@ def _add_key_pages(router: APIRouter, pages: KeyPages) -> None:
     @router.get("/keys")
     async def list_keys(request: Request) -> Response:
         """Keys, the newest first."""
-        visitor = require(request, Right.KEYS_READ)
+        visitor = require(request, Right.KEYS_READ, scoped=True)
         return await pages.list_page(visitor, request.query_params.get("after") or None)
 
     @router.post("/keys/find")
     async def find_key(request: Request, name: Annotated[str, Form()] = "") -> Response:
         """Go to the key of a name or an ID. By POST: a secret entered here is in no URL."""
-        visitor = require(request, Right.KEYS_READ)
+        visitor = require(request, Right.KEYS_READ, scoped=True)
         try:
-            key = await pages.store.find_named(name.strip())
+            key = await pages.store.within(visitor.scope.owner).find_named(name.strip())
         except UnknownKey as error:
             fault = str(error).capitalize()
             return await pages.list_page(visitor, None, fault=fault)
@@ -160,14 +206,15 @@ def _add_key_pages(router: APIRouter, pages: KeyPages) -> None:
     @router.get("/keys/new")
     async def new_key(request: Request) -> Response:
         """The form of a new key."""
-        visitor = require(request, Right.KEYS_WRITE)
+        visitor = require(request, Right.KEYS_WRITE, scoped=True)
         return pages.renderer.page(
             visitor,
             "key_new.html",
             key=None,
+            new=NewKey.of(visitor),
             roles=managed_roles(visitor),
             limits=LIMITS,
-            models=pages.models,
+            models=pages.models(visitor),
         )
 
 
@@ -175,13 +222,14 @@ def _add_owner_page(router: APIRouter, pages: KeyPages) -> None:
     @router.get("/keys/owners")
     async def list_owners(request: Request) -> Response:
         """Owners with limits or budgets of their own, and the form of one of them."""
-        visitor = require(request, Right.OWNERS_READ)
+        visitor = require(request, Right.OWNERS_READ, scoped=True)
+        owners = pages.owners.within(visitor.scope.owner)
         name = request.query_params.get("name") or None
         after = request.query_params.get("after", "")
-        page = await pages.owners.page(PAGE, after)
+        page = await owners.page(PAGE, after)
         chosen: ShownOwner | None = None
         if name is not None:
-            chosen = await pages.owners.get(name)
+            chosen = await owners.get(name)
         return pages.renderer.page(
             visitor,
             "owners.html",

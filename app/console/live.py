@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api import Right, error_response, still_allowed, wait_for_disconnect
+from app.auth import AdminScope
 from app.console.visitor import Visitor
 from app.errors import ServiceUnavailable
 from engines.base import ChangeNotifier
@@ -165,16 +166,28 @@ class LivePage:
 
 
 class LiveByRight:
-    """The live regions of a page that shows actions to those who may take them."""
+    """The live regions of a page that shows a visitor the models in its scope and what it may do.
 
-    def __init__(self, right: Right, collect: Callable[[bool], Render]) -> None:
-        """`collect` is given whether the viewers have the right; see LivePage."""
+    There is a page for all viewers of the same scope and rights, while it has any.
+    """
+
+    def __init__(
+        self, right: Right, collect: Callable[[bool, Callable[[str], bool]], Render]
+    ) -> None:
+        """`collect` is given whether the viewers have the right, and which models they see."""
         self._right = right
-        self._pages = {may: LivePage(partial(collect, may)) for may in (False, True)}
+        self._collect = collect
+        self._pages: dict[tuple[bool, AdminScope], LivePage] = {}
 
     def for_visitor(self, visitor: Visitor) -> LivePage:
-        """Return the page with the actions, or the one without."""
-        return self._pages[visitor.may(self._right)]
+        """Return the page of the visitors like this one."""
+        self._pages = {shown: page for shown, page in self._pages.items() if page.viewers}
+        may, scope = visitor.may(self._right), visitor.scope
+        page = self._pages.get((may, scope))
+        if page is None:
+            page = LivePage(partial(self._collect, may, scope.has_model))
+            self._pages[may, scope] = page
+        return page
 
 
 class Drain:

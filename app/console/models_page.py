@@ -5,7 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from app.api import Right
-from app.console.fleet_view import FleetViews
+from app.console.fleet_view import FleetViews, Sees
 from app.console.live import LiveByRight, Regions, Render
 from app.console.memory_plans import MemoryPlans
 from app.console.rendering import Renderer
@@ -21,7 +21,8 @@ def models_router(renderer: Renderer, views: FleetViews, plans: MemoryPlans) -> 
 
     @router.get("/models")
     async def show(request: Request) -> Response:
-        visitor, models = visitor_of(request), views.models()
+        visitor = visitor_of(request)
+        models = views.models(visitor.scope.has_model)
         render = partial(renderer.page, visitor, "models.html", models=models)
         return await renderer.in_thread(render)
 
@@ -29,7 +30,7 @@ def models_router(renderer: Renderer, views: FleetViews, plans: MemoryPlans) -> 
     async def show_model(request: Request, name: str) -> Response:
         visitor = visitor_of(request)
         try:
-            view = views.model(name)
+            view = views.model(name, visitor.scope.has_model)
         except RouteNotFound as error:
             return renderer.fault(visitor, error)
         settings = view.settings
@@ -48,8 +49,8 @@ def live_models(renderer: Renderer, views: FleetViews) -> LiveByRight:
     """Return the live regions: one for each model."""
     model = renderer.macro("models_regions.html", "model")
 
-    def collect(acts: bool) -> Render:
-        found = views.models()
+    def collect(acts: bool, sees: Sees) -> Render:
+        found = views.models(sees)
 
         def render() -> Regions:
             numbered = enumerate(found)

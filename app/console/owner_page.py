@@ -11,7 +11,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.api import Right
-from app.auth import Authenticator, KeyStore, OwnerStore, ShownKey, ShownOwner, UnknownOwner
+from app.auth import (
+    AdminScope,
+    Authenticator,
+    KeyStore,
+    OwnerStore,
+    ShownKey,
+    ShownOwner,
+    UnknownOwner,
+)
 from app.console.account_page import budget_levels
 from app.console.keys import state_of
 from app.console.page_routes import page_router, require
@@ -49,8 +57,10 @@ class OwnerPages:
     authenticator: Authenticator
     clock: Callable[[], float] = time.time
 
-    async def context(self, name: str) -> dict[str, Any]:
+    async def context(self, name: str, scope: AdminScope) -> dict[str, Any]:
         """Return what the page shows. Raises UnknownOwner: no key, record or usage has the name."""
+        if scope.owner not in (None, name):
+            raise UnknownOwner
         now = datetime.fromtimestamp(self.clock(), UTC)
         today, month = now.date(), now.date().replace(day=1)
         record = await self._record(name)
@@ -68,7 +78,7 @@ class OwnerPages:
             "budgets": [] if record is None else budget_levels("", _budgets(record), days, today),
             "keys": [(key, state_of(key)) for key in map(self._shown, keys)],
             "more_keys": more,
-            "used": await self._used_budgets(),
+            "used": await self._used_budgets(name),
             "totals": totals,
             "chart": stacked_chart(days, parts, month, today, money=totals.cost_nano > 0),
             "month_end": None
@@ -89,9 +99,9 @@ class OwnerPages:
         except UnknownOwner:
             return None
 
-    async def _used_budgets(self) -> dict[str, BudgetUse]:
+    async def _used_budgets(self, owner: str) -> dict[str, BudgetUse]:
         today = datetime.fromtimestamp(self.clock(), UTC).date()
-        found = await budget_report(self.database, today, _BUDGETS_READ)
+        found = await budget_report(self.database, today, _BUDGETS_READ, owner)
         return {one.id: one for one in found if one.subject == "key"}
 
 
@@ -110,9 +120,9 @@ def owner_pages(pages: OwnerPages) -> APIRouter:
     @router.get("/owners/{name:path}")
     async def show_owner(request: Request, name: str) -> Response:
         """One owner."""
-        require(request, Right.OWNERS_READ)
-        visitor = require(request, Right.USAGE_READ)
-        shown = await pages.context(name)
+        require(request, Right.OWNERS_READ, scoped=True)
+        visitor = require(request, Right.USAGE_READ, scoped=True)
+        shown = await pages.context(name, visitor.scope)
         return await pages.renderer.in_thread(
             partial(pages.renderer.page, visitor, "owner.html", **shown)
         )

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
-from app.api import Right, notes_of
+from app.api import Right, has_right, notes_of
 from app.auth import UnknownKey, UnknownOwner
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
@@ -35,10 +35,14 @@ def page_router(renderer: Renderer) -> APIRouter:
     return APIRouter(prefix=CONSOLE, include_in_schema=False, route_class=PageRoute)
 
 
-def require(request: Request, right: Right) -> Visitor:
-    """Return the visitor of a page. Raises PermissionDenied without the right."""
+def require(request: Request, right: Right, *, scoped: bool = False) -> Visitor:
+    """Return the visitor of a page. Raises PermissionDenied without the right.
+
+    `scoped`: the page shows only what is in the scope of its visitor; visitors with a scope see no
+    other page.
+    """
     visitor = visitor_of(request)
-    if not visitor.may(right):
+    if not has_right(visitor.principal, right, scoped=scoped):
         raise PermissionDenied(f"The role {visitor.role} does not see this page.")
     return visitor
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
+import msgspec
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +16,6 @@ from app.console.visitor import CONSOLE, Visitor
 from app.database import DatabaseError
 from app.relay import RequestDirectory
 from app.routing import Catalogue
-from app.usage import RequestFilter
 
 MAX_CHARS = 128
 # Of each kind: what a person reads through before typing more.
@@ -68,7 +68,7 @@ class QuickFind:
         return Findings(data=found, complete=complete)
 
     def _models(self, visitor: Visitor, text: str) -> Iterator[Finding]:
-        names = [one.name for one in self.catalogue.models]
+        names = [one.name for one in self.catalogue.models if visitor.scope.has_model(one.name)]
         page = f"{CONSOLE}/models/"
         if not visitor.may(Right.ENGINES_READ):
             names = list(filter(visitor.principal.allows, names))
@@ -78,13 +78,17 @@ class QuickFind:
 
     def _engines(self, visitor: Visitor, text: str) -> Iterator[Finding]:
         if visitor.may(Right.ENGINES_READ):
-            for name in _matching([one.name for one in self.catalogue.engines], text):
+            sees = visitor.scope.has_model
+            names = [
+                one.engine.name for model, one in self.catalogue.replicas() if sees(model.name)
+            ]
+            for name in _matching(names, text):
                 yield Finding(kind="Engine", title=name, path=f"{CONSOLE}/engines/{quote(name)}")
 
     async def _keys(self, visitor: Visitor, text: str) -> list[Finding]:
         if not visitor.may(Right.KEYS_READ):
             return []
-        named = await self.keys.search(text, MAX_FOUND)
+        named = await self.keys.within(visitor.scope.owner).search(text, MAX_FOUND)
         return [
             Finding(kind="Key", title=name, path=f"{CONSOLE}/keys/{key_id}")
             for key_id, name in named.items()
@@ -94,13 +98,12 @@ class QuickFind:
         """Return a request by the ID that the gateway made, and those of a client's ID."""
         if not visitor.sees_requests:
             return []
-        own, found = visitor.own_key_only, list[Finding]()
-        path = f"{CONSOLE}/requests"
-        chosen = RequestFilter(key_id=own, request_id=text)
+        found, path = list[Finding](), f"{CONSOLE}/requests"
+        chosen = msgspec.structs.replace(visitor.requests, request_id=text)
         if self.requests.in_flight(chosen, 1) or self.requests.recent(chosen, 1):
             query = urlencode({"request_id": text})
             found.append(Finding(kind="x-request-id", title=text, path=f"{path}?{query}"))
-        if _MADE_ID.fullmatch(text) and await self.requests.find(text, own) is not None:
+        if _MADE_ID.fullmatch(text) and await self.requests.find(text, visitor.requests):
             found.append(Finding(kind="Request", title=text, path=f"{path}/{text}"))
         return found
 

@@ -1,6 +1,7 @@
 """Requests: those in flight, those that ended, and what the time of one was spent on.
 
-A client sees and cancels the requests of its own key, other roles those of all keys.
+A client sees and cancels the requests of its own key, an operator those of its models, the manager
+of an owner sees those of its keys, and other roles see all.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.api import client_address
+from app.api import Right, client_address
 from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.auth import Role, UnknownKey
 from app.console.guard import API
@@ -25,7 +26,7 @@ from app.errors import BadRequest, PermissionDenied, RouteNotFound, ServiceUnava
 from app.relay import RequestDirectory, RequestView
 from app.routing import Catalogue
 from app.telemetry.logs import scrub
-from app.usage import Order
+from app.usage import Order, RequestFilter
 
 NOT_FOUND = "There is no such request here, or it is no longer kept."
 
@@ -46,11 +47,11 @@ class RequestPages:
     ) -> Response:
         visitor, fault = visitor_of(request), ""
         try:
-            query = await self._by_id(query, visitor)
-            chosen, order, after = query.chosen(visitor.own_key_only), query.ranked, query.after
+            query, chosen = await self._chosen(query, visitor)
+            order, after = query.ranked, query.after
         except BadRequest as error:
             fault, query = error.message, RequestsQuery()
-            chosen, order, after = query.chosen(visitor.own_key_only), query.ranked, None
+            chosen, order, after = query.chosen(visitor.requests), query.ranked, None
         if query.is_history:
             try:
                 page = await self.requests.ended(
@@ -92,22 +93,29 @@ class RequestPages:
     ) -> Mapping[str, str]:
         """The regions of the page as they are now."""
         visitor = _checked(visitor_of(request))
-        query = await self._by_id(query, visitor)
-        chosen = query.chosen(visitor.own_key_only)
+        query, chosen = await self._chosen(query, visitor)
         return await self.regions.html(chosen, _cancel_path(visitor), path_of(query))
 
-    async def _by_id(self, query: RequestsQuery, visitor: Visitor) -> RequestsQuery:
-        """Return a query whose key is an ID, not a name. Raises BadRequest."""
+    async def _chosen(
+        self, query: RequestsQuery, visitor: Visitor
+    ) -> tuple[RequestsQuery, RequestFilter]:
+        """Return a query whose key is an ID, not a name, and what it chooses. Raises BadRequest.
+
+        To an operator of some models a name stays as it is: its ID would say that the key exists.
+        """
         if not query.key or visitor.own_key_only:
-            return query
+            return query, query.chosen(visitor.requests)
         try:
-            return query.model_copy(update={"key": await self.names.id_of(query.key)})
+            key_id = await self.names.id_of(query.key, visitor.scope)
         except UnknownKey as error:
             raise BadRequest(str(error)) from None
+        by_id = query.model_copy(update={"key": key_id})
+        chosen = by_id.chosen(visitor.requests)
+        return query if visitor.scope.models is not None else by_id, chosen
 
     async def show_request(self, request: Request, id: str) -> Response:
         visitor = visitor_of(request)
-        view = await self.requests.find(id, visitor.own_key_only)
+        view = await self.requests.find(id, visitor.requests)
         if view is None:
             return self.renderer.fault(visitor, RouteNotFound(NOT_FOUND))
         shown = await self.names.find({view.record.key_id})
@@ -122,13 +130,12 @@ class RequestPages:
         )
 
     async def cancel_request(self, request: Request, id: str) -> dict[str, str]:
-        """Cancel a request of the visitor's own key, or, for an administrator, of any."""
+        """Cancel a request of the visitor's own key, or one that an operator sees."""
         visitor = _checked(visitor_of(request))
         if not _cancel_path(visitor):
             raise PermissionDenied(f"the role {visitor.role} may not cancel requests")
-        own = visitor.own_key_only
         # A client may do this with its own requests only, and as often as it sends them.
-        if own is None and self.requests.is_in_flight(id):
+        if visitor.role is not Role.CLIENT and self.requests.is_in_flight(id, visitor.requests):
             await self.audit.record(
                 AuditRecord(
                     actor=Actor(visitor.principal.id, visitor.role, client_address(request.scope)),
@@ -136,7 +143,7 @@ class RequestPages:
                     target=id,
                 )
             )
-        view: RequestView | None = self.requests.cancel(id, visitor.principal.id, own)
+        view: RequestView | None = self.requests.cancel(id, visitor.principal.id, visitor.requests)
         if view is None:
             raise RouteNotFound("there is no such request in flight")
         self.regions.outdate()
@@ -160,4 +167,5 @@ def _checked(visitor: Visitor) -> Visitor:
 
 def _cancel_path(visitor: Visitor) -> str:
     """Return the path below which a request is canceled; empty: the visitor may not."""
-    return "/requests" if visitor.role in (Role.CLIENT, Role.ADMIN) else ""
+    may = visitor.role is Role.CLIENT or visitor.may(Right.REQUESTS_WRITE)
+    return "/requests" if may else ""

@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import DEFAULT_SPAN, cursor_of, parse_cursor, parse_moment, status_range
@@ -53,16 +54,17 @@ class RequestsQuery(BaseModel):
         """The place behind which the page begins. Raises BadRequest."""
         return parse_cursor(self.cursor) if self.cursor else None
 
-    def chosen(self, own_key: str | None) -> RequestFilter:
-        """Return what is shown; with `own_key`, only of that key. Raises BadRequest."""
+    def chosen(self, seen: RequestFilter) -> RequestFilter:
+        """Return what is shown of the requests that the visitor sees. Raises BadRequest."""
         if self.outcome and self.outcome not in OUTCOMES:
             raise BadRequest(f"outcome must be one of {', '.join(OUTCOMES)}")
         until = parse_time("to", self.until, end_of_day=True) if self.until else None
         since = parse_time("from", self.since) if self.since else None
         if since is None and self.is_history:
             since = (until or datetime.now(UTC)) - DEFAULT_SPAN
-        return RequestFilter(
-            key_id=own_key or self.key or None,
+        return msgspec.structs.replace(
+            seen,
+            key_id=seen.key_id or self.key or None,
             request_id=self.request_id or None,
             model=self.model or None,
             statuses=status_range(self.status) if self.status else None,

@@ -71,7 +71,8 @@ class SignIn:
         Raises InvalidApiKey once the session has ended, and ServiceUnavailable.
         """
         found = await self.find_visitor(headers)
-        if found.principal.id != visitor.principal.id:
+        before, now = visitor.principal, found.principal
+        if now.id != before.id or now.scope != before.scope:
             raise InvalidApiKey(NO_SESSION)
         return found
 

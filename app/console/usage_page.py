@@ -10,8 +10,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api import MAX_ROWS, Right
-from app.auth import KeyStore, UnknownKey
+from app.api import MAX_ROWS, Right, owner_within
+from app.auth import AdminScope, KeyStore, UnknownKey, UnknownOwner
 from app.console.page_routes import page_router, require
 from app.console.rendering import HEADERS, Renderer
 from app.console.usage_query import (
@@ -66,16 +66,20 @@ class UsagePages:
         """Return the present UTC day."""
         return datetime.fromtimestamp(self.clock(), UTC).date()
 
-    async def read(self, query: UsageQuery) -> Callable[..., Awaitable[list[UsageRow]]]:
-        """Return the report of a query's period and filters. Raises UnknownKey."""
-        key_id = await self.keys.id_for_reports(query.key) if query.key else None
+    async def read(
+        self, query: UsageQuery, scope: AdminScope
+    ) -> Callable[..., Awaitable[list[UsageRow]]]:
+        """Return the report of a query's period and filters. Raises UnknownKey, UnknownOwner."""
+        owner = owner_within(scope, query.owner or None)
+        keys = self.keys.within(scope.owner)
+        key_id = await keys.id_for_reports(query.key) if query.key else None
         return partial(
             usage_report,
             self.database,
             since=query.since,
             until=query.until,
             key_id=key_id,
-            owner=query.owner or None,
+            owner=owner,
             model=query.model or None,
         )
 
@@ -85,7 +89,7 @@ class UsagePages:
         """Return the page; with a fault it has the form only."""
         shown: dict[str, Any] = {"rows": []}
         if fault is None:
-            shown = await self._report(query)
+            shown = await self._report(query, visitor.scope)
         today = self.today()
         render = partial(
             self.renderer.page,
@@ -97,22 +101,28 @@ class UsagePages:
             fault="" if fault is None else fault.message,
             groupings=GROUPINGS,
             periods=period_links(query, today),
-            models=[model.name for model in self.catalogue.models[:_MODELS]],
+            models=self._models(visitor),
             path_of=partial(row_path, query),
             values_of=values_of,
             **shown,
         )
         return await self.renderer.in_thread(render)
 
-    async def _report(self, query: UsageQuery) -> dict[str, Any]:
-        report = await self.read(query)
+    def _models(self, visitor: Visitor) -> Sequence[str]:
+        names = [model.name for model in self.catalogue.models]
+        if not visitor.scope.is_whole:
+            names = list(filter(visitor.principal.allows, names))
+        return names[:_MODELS]
+
+    async def _report(self, query: UsageQuery, scope: AdminScope) -> dict[str, Any]:
+        report = await self.read(query, scope)
         days = await report(by=["day"])
         length = query.until - query.since + timedelta(days=1)
         before = await report(
             by=["day"], since=query.since - length, until=query.since - timedelta(days=1)
         )
         rows = await report(by=query.by, limit=TABLE_ROWS + 1, largest_first=True)
-        budgets = await budget_report(self.database, self.today(), _BUDGETS_READ)
+        budgets = await budget_report(self.database, self.today(), _BUDGETS_READ, scope.owner)
         return {
             "chart": await self._chart(query, report, days, rows),
             "totals": totals_of(days),
@@ -164,22 +174,22 @@ def usage_pages(pages: UsagePages) -> APIRouter:
     @router.get("/usage")
     async def show_usage(request: Request) -> Response:
         """Usage of a period, and the budgets now."""
-        visitor = require(request, Right.USAGE_READ)
+        visitor = require(request, Right.USAGE_READ, scoped=True)
         query = default_query(pages.today())
         try:
             query = parse_query(request.query_params, pages.today())
             return await pages.page(visitor, query)
         except BadRequest as error:
             return await pages.page(visitor, query, error)
-        except UnknownKey as error:
+        except (UnknownKey, UnknownOwner) as error:
             return await pages.page(visitor, query, RouteNotFound(str(error)))
 
     @router.get("/usage/csv")
     async def download_usage(request: Request) -> Response:
         """The rows of the same query as CSV. Its text is no formula in a spreadsheet."""
-        require(request, Right.USAGE_READ)
+        visitor = require(request, Right.USAGE_READ, scoped=True)
         query = parse_query(request.query_params, pages.today())
-        report = await pages.read(query)
+        report = await pages.read(query, visitor.scope)
         rows = await report(by=query.by, limit=MAX_ROWS + 1)
         if len(rows) > MAX_ROWS:
             raise BadRequest(

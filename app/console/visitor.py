@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.api import RIGHTS, Right
-from app.auth import Principal, Role
+from app.api import Right, has_right, requests_of
+from app.auth import AdminScope, Principal, Role
 from app.console.theme import Theme
+from app.usage import RequestFilter
 
 # The path of the console; its cookie is sent nowhere else.
 CONSOLE = "/console"
@@ -27,9 +28,13 @@ class Visitor:
     def role(self) -> Role:
         return self.principal.role
 
+    @property
+    def scope(self) -> AdminScope:
+        return self.principal.scope
+
     def may(self, right: Right) -> bool:
-        """Return whether the visitor has a right of the admin API."""
-        return right in RIGHTS[self.principal.role]
+        """Return whether the visitor has a right of the admin API, to what is in its scope."""
+        return has_right(self.principal, right, scoped=True)
 
     @property
     def may_chat(self) -> bool:
@@ -40,6 +45,11 @@ class Visitor:
     def sees_requests(self) -> bool:
         """Return whether the visitor sees requests: a client those of its own key."""
         return self.logged_in and (self.role is Role.CLIENT or self.may(Right.REQUESTS_READ))
+
+    @property
+    def requests(self) -> RequestFilter:
+        """Which requests the visitor sees."""
+        return requests_of(self.principal)
 
     @property
     def own_key_only(self) -> str | None:
@@ -62,21 +72,22 @@ class Page:
         return f"{CONSOLE}/{self.name}"
 
 
-def _with(right: Right) -> Callable[[Visitor], bool]:
-    return lambda visitor: visitor.may(right)
+def _with(right: Right, *, scoped: bool = False) -> Callable[[Visitor], bool]:
+    """Return who sees a page. `scoped`: it shows only what is in the scope of its visitor."""
+    return lambda visitor: has_right(visitor.principal, right, scoped=scoped)
 
 
 PAGES = (
     Page("Observe", "overview", "Overview", _with(Right.ENGINES_READ)),
     Page("Observe", "requests", "Requests", lambda visitor: visitor.sees_requests),
-    Page("Observe", "usage", "Usage", _with(Right.USAGE_READ)),
-    Page("Serve", "models", "Models", _with(Right.ENGINES_READ)),
-    Page("Serve", "engines", "Engines", _with(Right.ENGINES_READ)),
+    Page("Observe", "usage", "Usage", _with(Right.USAGE_READ, scoped=True)),
+    Page("Serve", "models", "Models", _with(Right.ENGINES_READ, scoped=True)),
+    Page("Serve", "engines", "Engines", _with(Right.ENGINES_READ, scoped=True)),
     Page("Serve", "playground", "Playground", lambda visitor: visitor.may_chat),
-    Page("Manage", "keys", "Keys", _with(Right.KEYS_READ)),
+    Page("Manage", "keys", "Keys", _with(Right.KEYS_READ, scoped=True)),
     Page("Manage", "audit", "Audit", _with(Right.AUDIT_READ)),
     # The right of a reload.
-    Page("Manage", "configuration", "Configuration", _with(Right.ENGINES_WRITE)),
+    Page("Manage", "configuration", "Configuration", _with(Right.CONFIGURATION_WRITE)),
     Page(
         "Manage",
         "account",

@@ -1,7 +1,7 @@
 """Rows of engines and models for /admin, the command line and the metrics."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -229,9 +229,9 @@ def _state_of(model: Model, engine: Engine) -> EngineState:
     return EngineState.STARTING if is_loading else EngineState.FAILED
 
 
-def engine_rows(catalogue: Catalogue) -> list[EngineRow]:
-    """Return the rows of all engines, in the order of the configuration."""
-    return [EngineRow.of(model, replica) for model, replica in catalogue.replicas()]
+def engine_rows(catalogue: Catalogue, sees: Callable[[str], bool]) -> list[EngineRow]:
+    """Return the rows of the engines of models that a caller `sees`, as they are configured."""
+    return [EngineRow.of(model, one) for model, one in catalogue.replicas() if sees(model.name)]
 
 
 def engine_figures(catalogue: Catalogue) -> Iterator[EngineFigures]:

@@ -191,30 +191,30 @@ class RequestDirectory:
         finally:
             lock.release()
 
-    async def find(self, id_: str, key_id: str | None = None) -> RequestView | None:
-        """Return a request by its ID here; with `key_id`, only one of that key.
+    async def find(self, id_: str, chosen: RequestFilter = ALL_REQUESTS) -> RequestView | None:
+        """Return a request by its ID here, if it is selected.
 
         Raises DatabaseError for one that is not in memory.
         """
-        if (request := self._find_in_flight(id_, key_id)) is not None:
+        if (request := self._find_in_flight(id_, chosen)) is not None:
             return self._view_now(_record_now(request), request)
-        for ended in self._recent:
-            if ended.id == id_ and key_id in (None, ended.record.key_id):
+        for ended in self._chosen(chosen):
+            if ended.id == id_:
                 return _view_ended(ended)
-        stored = await self._history.find(id_, key_id)
+        stored = await self._history.find(id_, chosen)
         return None if stored is None else _view_ended(stored)
 
-    def is_in_flight(self, id_: str) -> bool:
-        """Return whether there is a request in flight with this ID here."""
-        return self._find_in_flight(id_, None) is not None
+    def is_in_flight(self, id_: str, chosen: RequestFilter = ALL_REQUESTS) -> bool:
+        """Return whether there is a request in flight with this ID here, if it is selected."""
+        return self._find_in_flight(id_, chosen) is not None
 
-    def cancel(self, id_: str, by: str, key_id: str | None = None) -> RequestView | None:
+    def cancel(self, id_: str, by: str, chosen: RequestFilter = ALL_REQUESTS) -> RequestView | None:
         """Cancel a request in flight by its ID here; return it as it was, None if there is none.
 
-        `by` is the key ID of the caller, for the log; with `key_id`, only a request of that key is
-        canceled. The client gets RequestCanceled: as a response, or in a stream as an event.
+        `by` is the key ID of the caller, for the log; only a request that is selected is canceled.
+        The client gets RequestCanceled: as a response, or in a stream as an event.
         """
-        request = self._find_in_flight(id_, key_id)
+        request = self._find_in_flight(id_, chosen)
         if request is None:
             return None
         view = self._view_now(_record_now(request), request)
@@ -231,10 +231,10 @@ class RequestDirectory:
     def _contexts(self, key_id: str | None) -> Iterable[RequestContext]:
         return self._in_flight if key_id is None else self._in_flight.of_key(key_id)
 
-    def _find_in_flight(self, id_: str, key_id: str | None) -> RequestContext | None:
-        for request in self._contexts(key_id):
+    def _find_in_flight(self, id_: str, chosen: RequestFilter) -> RequestContext | None:
+        for request in self._contexts(chosen.key_id):
             if made_id(self._gateway, _arrival(request)) == id_:
-                return request
+                return request if chosen.selects(_record_now(request), IN_FLIGHT) else None
         return None
 
     def _view_now(self, record: RequestRecord, request: RequestContext) -> RequestView:

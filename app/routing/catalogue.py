@@ -22,6 +22,11 @@ _VISIBLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 NO_RULES = FieldSettings()
 
 
+def _sees_all(name: str) -> bool:
+    """Return True; the default of `sees`."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Maxima for one request; None: unbounded."""
@@ -209,13 +214,15 @@ class Catalogue:
         """Return the model with a name, aliases not included; None if there is none."""
         return self._by_own_name.get(name)
 
-    def resolve(self, name: str) -> Model:
-        """Return the model with a name or alias, for an operator.
+    def resolve(self, name: str, sees: Callable[[str], bool] = _sees_all) -> Model:
+        """Return the model with a name or alias, for an operator of the models that it `sees`.
 
-        Raises ModelNotFound, which lists the models.
+        Raises ModelNotFound, which lists those models.
         """
-        if (model := self._by_name.get(name)) is None:
-            raise ModelNotFound(f"there is no model {quote_name(name)}; {_list_names(self.models)}")
+        model = self._by_name.get(name)
+        if model is None or not sees(model.name):
+            seen = [one for one in self.models if sees(one.name)]
+            raise ModelNotFound(f"there is no model {quote_name(name)}; {_list_names(seen)}")
         return model
 
     def replicas(self) -> Iterator[tuple[Model, Replica]]:
@@ -225,15 +232,19 @@ class Catalogue:
                 for replica in model.replicas:
                     yield model, replica
 
-    def find_replica(self, engine: str) -> tuple[Model, Replica]:
-        """Return the replica with an engine of this name, and its model.
+    def find_replica(
+        self, engine: str, sees: Callable[[str], bool] = _sees_all
+    ) -> tuple[Model, Replica]:
+        """Return the replica with an engine of this name, and its model, one of those it `sees`.
 
-        Raises RouteNotFound, which lists the engines.
+        Raises RouteNotFound, which lists the engines of these models.
         """
-        for model, replica in self.replicas():
+        seen = [(model, replica) for model, replica in self.replicas() if sees(model.name)]
+        for model, replica in seen:
             if replica.engine.name == engine:
                 return model, replica
-        raise RouteNotFound(f"there is no engine {quote_name(engine)}; {_list_names(self.engines)}")
+        names = _list_names([replica.engine for _, replica in seen])
+        raise RouteNotFound(f"there is no engine {quote_name(engine)}; {names}")
 
     def names(self) -> Iterator[tuple[str, Model]]:
         """Return every name and alias with its model."""

@@ -2,10 +2,10 @@
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from app.settings.limits import LimitSettings
 from engines.spec import SpecModel
@@ -74,10 +74,11 @@ class JwtSettings(SpecModel):
         min_length=1,
         description=f"Claim with a name or a list of names for `roles`. {_CLAIM}",
     )
-    roles: dict[str, Literal["auditor", "manager", "admin"]] = Field(
+    roles: dict[str, Literal["owner_manager", "operator", "auditor", "manager", "admin"]] = Field(
         {},
-        description="Roles by a name in role_claim; the most powerful one counts. Every other "
-        "caller is a client.",
+        description="Roles by a name in role_claim; of several, the one that is last in this order "
+        "counts: owner_manager (needs owner_claim), operator (needs models or models_claim), "
+        "auditor, manager, admin. Every other caller is a client.",
     )
     limits: LimitSettings | None = Field(
         None, description="Limits of each caller. Default: limits.default."
@@ -88,6 +89,16 @@ class JwtSettings(SpecModel):
     monthly_tokens: int | None = Field(
         None, ge=0, description="Tokens a month of each caller. Default: no budget."
     )
+
+    @model_validator(mode="after")
+    def _check_scopes(self) -> Self:
+        roles = self.roles.values()
+        if "owner_manager" in roles and self.owner_claim is None:
+            raise ValueError("roles: an owner_manager needs owner_claim, the owner of its keys")
+        given = {"models", "models_claim"} & self.model_fields_set
+        if "operator" in roles and not given:
+            raise ValueError("roles: an operator needs models or models_claim, those it operates")
+        return self
 
     @field_validator("issuer", "jwks_uri")
     @classmethod

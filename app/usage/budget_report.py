@@ -52,8 +52,10 @@ class BudgetUse:
         )
 
 
-async def budget_report(database: Database, today: date, limit: int) -> list[BudgetUse]:
-    """Return budgets of keys and owners on a UTC day, the most used first.
+async def budget_report(
+    database: Database, today: date, limit: int, owner: str | None = None
+) -> list[BudgetUse]:
+    """Return budgets of keys and owners on a UTC day, the most used first; of one owner, or of all.
 
     Up to `limit` keys and as many owners are read. Raises DatabaseError.
     """
@@ -63,6 +65,9 @@ async def budget_report(database: Database, today: date, limit: int) -> list[Bud
         ),
         "owner": _query("owner", today, owners.c.name, owners.c.name.label("title")),
     }
+    if owner is not None:
+        queries["key"] = queries["key"].where(api_keys.c.owner == owner)
+        queries["owner"] = queries["owner"].where(owners.c.name == owner)
     found: list[BudgetUse] = []
     async with database.read(Lane.REPORTS) as connection:
         for subject, query in queries.items():

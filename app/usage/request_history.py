@@ -7,7 +7,7 @@ The columns that say what a request used are read back into the `EndedRequest` o
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import (
@@ -49,10 +49,22 @@ class Order(StrEnum):
     SLOWEST = "slowest"
 
 
+class ModelNames(Protocol):
+    """Names of models, and beginnings of names."""
+
+    @property
+    def names(self) -> frozenset[str]: ...
+    @property
+    def prefixes(self) -> tuple[str, ...]: ...
+    def allows(self, model: str, /) -> bool: ...
+
+
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Selects requests that have all of the given facts; None: any."""
 
     key_id: str | None = None
+    owner: str | None = None  # of the key, when it was used
+    served_by: ModelNames | None = None  # the model that served it is one of these
     model: str | None = None  # that served it, or that the client asked for
     request_id: str | None = None  # of the header x-request-id
     outcome: str | None = None
@@ -67,6 +79,8 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a request is selected; `ended_at` is None for one in flight."""
         return (
             (self.key_id is None or self.key_id == record.key_id)
+            and (self.owner is None or self.owner == record.owner)
+            and (self.served_by is None or self.served_by.allows(record.model))
             and (self.model is None or self.model in (record.model, record.requested_model))
             and (self.request_id is None or self.request_id == record.request_id)
             and (self.statuses is None or record.status in self.statuses)
@@ -128,11 +142,9 @@ class RequestHistory:
         async with self._database.read(Lane.SEARCHES) as connection:
             return [total_ms / 1000 for total_ms in await connection.scalars(query)]
 
-    async def find(self, own_id: str, key_id: str | None = None) -> EndedRequest | None:
-        """Return a request by its ID; with `key_id`, only one of that key. Raises DatabaseError."""
-        query = select(usage_records).where(_COLUMNS.own_id == own_id)
-        if key_id is not None:
-            query = query.where(_COLUMNS.key_id == key_id)
+    async def find(self, own_id: str, chosen: RequestFilter) -> EndedRequest | None:
+        """Return a request by its ID, if it is selected. Raises DatabaseError."""
+        query = select(usage_records).where(_COLUMNS.own_id == own_id, *_conditions(chosen))
         async with self._database.read(Lane.PAGES) as connection:
             row = (await connection.execute(query.limit(1))).first()
         return None if row is None else _ended(row)
@@ -164,6 +176,10 @@ def _conditions(chosen: RequestFilter) -> Iterator[ColumnElement[bool]]:
     yield _COLUMNS.own_id.is_not(None)  # of a gateway of a previous version
     if chosen.key_id is not None:
         yield _COLUMNS.key_id == chosen.key_id
+    if chosen.owner is not None:
+        yield _COLUMNS.owner == chosen.owner
+    if chosen.served_by is not None:
+        yield or_(*_named(chosen.served_by))
     if chosen.model is not None:
         yield or_(_COLUMNS.model == chosen.model, _COLUMNS.requested_model == chosen.model)
     if chosen.request_id is not None:
@@ -180,6 +196,20 @@ def _conditions(chosen: RequestFilter) -> Iterator[ColumnElement[bool]]:
         yield _COLUMNS.total_ms > chosen.slower_than_s * 1000
     if chosen.at_most_s is not None:
         yield _COLUMNS.total_ms <= chosen.at_most_s * 1000
+
+
+def _named(models: ModelNames) -> Iterator[ColumnElement[bool]]:
+    """Yield conditions of which the name of a model that is one of these meets one.
+
+    Not LIKE: in SQLite that takes `Chat` for `chat`. A condition for each length, since SQLite
+    bounds the depth of an expression.
+    """
+    yield _COLUMNS.model.in_(models.names)
+    by_length: dict[int, list[str]] = {}
+    for prefix in models.prefixes:
+        by_length.setdefault(len(prefix), []).append(prefix)
+    for length, prefixes in by_length.items():
+        yield func.substr(_COLUMNS.model, 1, length).in_(prefixes)
 
 
 def _ended(row: Row[Any]) -> EndedRequest:

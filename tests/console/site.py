@@ -9,6 +9,7 @@ from typing import Any
 from playwright.async_api import Browser, BrowserContext
 
 from app.auth import Role
+from tests.app.api.test_admin_auth import SCOPES
 from tests.app.tenants import make_key
 from tests.console.watched_page import WatchedPage, fresh_context, watched
 from tests.fakes.vllm import Fake
@@ -60,5 +61,5 @@ async def serving_site(browser: Browser, directory: Path, **sections: Any) -> As
 
 async def key_of(gateway: Gateway, role: Role) -> str:
     """Make a key of a role; return it."""
-    header = await make_key(gateway, f"{role}'s key", role=role)
+    header = await make_key(gateway, f"{role}'s key", role=role, **SCOPES.get(role, {}))
     return header["authorization"].removeprefix("Bearer ")

@@ -25,7 +25,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 _MODELS: TypeAdapter[list[str]] = TypeAdapter(list[Pattern])
 # What PyJWT raises for hostile headers and claims, besides its own errors.
 _FAULTS = (ValueError, TypeError, OverflowError, RecursionError, binascii.Error, KeyError)
-_RANKS = (Role.CLIENT, Role.AUDITOR, Role.MANAGER, Role.ADMIN)
+_RANKS = tuple(Role)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,38 +26,40 @@ from tests.gateway import (
 
 # Who may besides the administrator and root; a new route needs a row here.
 READERS = {"auditor", "manager"}
+# Within their scope; what is outside of it is in test_scopes.py.
+OF_KEYS, OF_MODELS = {"owner_manager"}, {"operator"}
 ROWS: dict[tuple[str, str], set[str]] = {
-    ("GET", "/admin/keys"): READERS,
-    ("POST", "/admin/keys"): {"manager"},
-    ("GET", "/admin/keys/{key_id}"): READERS,
-    ("PATCH", "/admin/keys/{key_id}"): {"manager"},
-    ("DELETE", "/admin/keys/{key_id}"): {"manager"},
-    ("POST", "/admin/keys/{key_id}/rotate"): {"manager"},
-    ("POST", "/admin/keys/{key_id}/disable"): {"manager"},
-    ("POST", "/admin/keys/{key_id}/enable"): {"manager"},
-    ("GET", "/admin/owners"): READERS,
-    ("GET", "/admin/owners/{name:path}"): READERS,
+    ("GET", "/admin/keys"): READERS | OF_KEYS,
+    ("POST", "/admin/keys"): {"manager"} | OF_KEYS,
+    ("GET", "/admin/keys/{key_id}"): READERS | OF_KEYS,
+    ("PATCH", "/admin/keys/{key_id}"): {"manager"} | OF_KEYS,
+    ("DELETE", "/admin/keys/{key_id}"): {"manager"} | OF_KEYS,
+    ("POST", "/admin/keys/{key_id}/rotate"): {"manager"} | OF_KEYS,
+    ("POST", "/admin/keys/{key_id}/disable"): {"manager"} | OF_KEYS,
+    ("POST", "/admin/keys/{key_id}/enable"): {"manager"} | OF_KEYS,
+    ("GET", "/admin/owners"): READERS | OF_KEYS,
+    ("GET", "/admin/owners/{name:path}"): READERS | OF_KEYS,
     ("PUT", "/admin/owners/{name:path}"): set(),
     ("PATCH", "/admin/owners/{name:path}"): set(),
     ("DELETE", "/admin/owners/{name:path}"): set(),
-    ("GET", "/admin/usage"): READERS,
+    ("GET", "/admin/usage"): READERS | OF_KEYS,
     ("GET", "/admin/audit"): {"auditor"},
     ("POST", "/admin/reload"): set(),
     ("GET", "/admin/logs"): READERS,
     ("PUT", "/admin/logs"): set(),
-    ("GET", "/admin/openapi.json"): READERS,
-    ("GET", "/admin/requests"): READERS,
-    ("GET", "/admin/requests/{id}"): READERS,
-    ("POST", "/admin/requests/{id}/cancel"): set(),
-    ("GET", "/admin/engines"): READERS,
-    ("GET", "/admin/engines/{name}"): READERS,
-    ("GET", "/admin/engines/{name}/log"): READERS,
-    ("POST", "/admin/engines/{name}/restart"): set(),
-    ("GET", "/admin/models"): READERS,
-    ("POST", "/admin/models/{name:path}/load"): set(),
-    ("POST", "/admin/models/{name:path}/unload"): set(),
-    ("POST", "/admin/models/{name:path}/sleep"): set(),
-    ("POST", "/admin/models/{name:path}/wake"): set(),
+    ("GET", "/admin/openapi.json"): READERS | OF_KEYS | OF_MODELS,
+    ("GET", "/admin/requests"): READERS | OF_KEYS | OF_MODELS,
+    ("GET", "/admin/requests/{id}"): READERS | OF_KEYS | OF_MODELS,
+    ("POST", "/admin/requests/{id}/cancel"): OF_MODELS,
+    ("GET", "/admin/engines"): READERS | OF_MODELS,
+    ("GET", "/admin/engines/{name}"): READERS | OF_MODELS,
+    ("GET", "/admin/engines/{name}/log"): READERS | OF_MODELS,
+    ("POST", "/admin/engines/{name}/restart"): OF_MODELS,
+    ("GET", "/admin/models"): READERS | OF_MODELS,
+    ("POST", "/admin/models/{name:path}/load"): OF_MODELS,
+    ("POST", "/admin/models/{name:path}/unload"): OF_MODELS,
+    ("POST", "/admin/models/{name:path}/sleep"): OF_MODELS,
+    ("POST", "/admin/models/{name:path}/wake"): OF_MODELS,
 }
 # What a route asks for in a body; the others take an empty one.
 BODIES: dict[tuple[str, str], dict[str, object]] = {
@@ -65,7 +67,15 @@ BODIES: dict[tuple[str, str], dict[str, object]] = {
     ("PUT", "/admin/logs"): {"levels": {}},
 }
 UNKNOWN = {"nobody", "garbage", "made up", "expired admin", "disabled admin", "deleted admin"}
-CALLERS = [*sorted(UNKNOWN), "client", "static client", "auditor", "manager", "admin", "root"]
+CALLERS = [
+    *sorted(UNKNOWN), "client", "static client", "owner_manager", "operator", "auditor", "manager",
+    "admin", "root",
+]  # fmt: skip
+# What a role is for, which its keys must say.
+SCOPES: dict[Role, dict[str, object]] = {
+    Role.OPERATOR: {"models": ["demo"]},
+    Role.OWNER_MANAGER: {"owner": "demo"},
+}
 
 
 @pytest.fixture
@@ -83,7 +93,9 @@ async def key_of(state: Application, caller: str) -> str | None:
     store = state.key_store
     role = Role(caller.split()[-1]) if caller != "made up" else Role.ADMIN
     past = {"expires": "2020-01-01T00:00:00Z"} if caller == "expired admin" else {}
-    fields = KeyFields.model_validate({"name": caller, "role": role, **past})
+    fields = KeyFields.model_validate(
+        {"name": caller, "role": role, **past, **SCOPES.get(role, {})}
+    )
     key, made = await store.create(fields)
     if caller == "disabled admin":
         await store.disable(key.id)
@@ -116,7 +128,7 @@ async def test_routes_require_their_right(gateway: Gateway, caller: str) -> None
     store = gateway.state.key_store
     headers = headers_of(await key_of(gateway.state, caller))
     for (method, path), others in ROWS.items():
-        target, _ = await store.create(KeyFields(name=f"{method} {path}"))
+        target, _ = await store.create(KeyFields(name=f"{method} {path}", owner="demo"))
         await OwnerStore(gateway.state.database).assign("demo", OwnerFields())
         before = await store.get(target.id)
         body = BODIES.get((method, path), {})
@@ -140,10 +152,11 @@ async def test_a_manager_handles_no_key_but_a_clients(gateway: Gateway, role: Ro
     """CVE-2026-47101: a key with rights above its maker's."""
     store = gateway.state.key_store
     headers = headers_of(await key_of(gateway.state, "manager"))
-    target, _ = await store.create(KeyFields(name="target", role=role))
+    fields = {"name": "target", "role": role, **SCOPES.get(role, {})}
+    target, _ = await store.create(KeyFields.model_validate(fields))
     at = f"/admin/keys/{target.id}"
     for method, path, body in (
-        ("POST", "/admin/keys", {"name": "new", "role": role}),
+        ("POST", "/admin/keys", {"name": "new", "role": role, **SCOPES.get(role, {})}),
         ("PATCH", at, {"weight": 2}),
         ("DELETE", at, None),
         ("POST", f"{at}/rotate", {}),
@@ -277,7 +290,7 @@ async def test_required_right_follows_the_table(gateway: Gateway, role: Role) ->
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     asked = Request({"type": "http", "headers": raw})
     for right in Right:
-        require = RequireRight(gateway.state.authenticator, right)
+        require = RequireRight(gateway.state.authenticator, right, scoped=True)
         if right in RIGHTS[role]:
             assert (await require(asked)).role is role
         else:
@@ -286,6 +299,7 @@ async def test_required_right_follows_the_table(gateway: Gateway, role: Role) ->
 
 
 def test_the_table_denies_by_default() -> None:
+    assert Right.CONFIGURATION_WRITE not in RIGHTS[Role.OPERATOR]
     assert set(RIGHTS) == set(MANAGED_ROLES) == set(Role)
     assert not RIGHTS[Role.CLIENT]
     assert not MANAGED_ROLES[Role.CLIENT] | MANAGED_ROLES[Role.AUDITOR]
@@ -293,3 +307,14 @@ def test_the_table_denies_by_default() -> None:
     assert RIGHTS[Role.MANAGER] - RIGHTS[Role.AUDITOR] == {Right.KEYS_WRITE}
     for role in Role:
         assert all(RIGHTS[other] <= RIGHTS[role] for other in MANAGED_ROLES[role])
+
+
+async def test_a_route_that_knows_no_scopes_is_closed_to_roles_with_one(gateway: Gateway) -> None:
+    for role in SCOPES:
+        headers = headers_of(await key_of(gateway.state, role))
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        for right in RIGHTS[role]:
+            with pytest.raises(PermissionDenied):
+                await RequireRight(gateway.state.authenticator, right)(
+                    Request({"type": "http", "headers": raw})
+                )

@@ -12,11 +12,13 @@ from fastapi import FastAPI, Request, Response
 
 from app.api.admin_auth import CALLER
 from app.api.usage import MAX_DAYS, MAX_ROWS, usage_router
-from app.auth import Owner
+from app.auth import AdminScope, Owner
 from app.errors import Dialect, GatewayError, InvalidApiKey, PermissionDenied
 from app.settings import NO_LIMITS
 from app.usage import Usage, UsageRow, usage_report
 from tests.app.usage.records import Clock, Faulty, ledger_for, record
+
+WHOLE = AdminScope()
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Caller:
     daily_cost_nano: int | None = None
     monthly_cost_nano: int | None = None
     owner: Owner | None = None
+    scope: AdminScope = WHOLE
 
 
 CALLERS = {
@@ -58,7 +61,7 @@ async def error_response(_: Request, error: Exception) -> Response:
     return Response(error.body(Dialect.OPENAI), error.status, media_type="application/json")
 
 
-async def key_id(named: str) -> str:
+async def key_id(named: str, owner: str | None) -> str:
     return {"the first": "key-1"}.get(named, named)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from app.console.duration_histogram import BOUNDS_S, HEIGHT, DurationHistogram, duration_histogram
 from app.console.requests_query import RequestsQuery
+from app.usage import RequestFilter
 
 PAGE = "/console/requests"
 
@@ -23,7 +24,7 @@ def test_each_bar_leads_to_the_requests_that_it_counts(durations: list[float]) -
     assert sum(bar.count for bar in found.bars) == len(durations)
     for bar in found.bars:
         query = RequestsQuery.model_validate(dict(parse_qsl(urlsplit(bar.path).query)))
-        chosen = query.chosen(None)
+        chosen = query.chosen(RequestFilter())
         low, high = chosen.slower_than_s, chosen.at_most_s
         fits = [
             one

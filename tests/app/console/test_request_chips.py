@@ -3,6 +3,7 @@
 from app.console.chips import Chip
 from app.console.request_chips import chips_of, path_of
 from app.console.requests_query import RequestsQuery
+from app.usage import RequestFilter
 
 PAGE = "/console/requests"
 NAMES = {"abc": "Web shop", "def": "数据"}
@@ -44,8 +45,8 @@ def test_times_are_spans_before_now_or_moments() -> None:
     assert chip("Time", **{"from": "2026-11-26", "to": "2026-11-27"}).value == (
         "from 2026-11-26 to 2026-11-27"
     )
-    day = RequestsQuery.model_validate({"from": "24h"}).chosen(None).since_s
-    hour = RequestsQuery.model_validate({"from": "1h"}).chosen(None).since_s
+    day = RequestsQuery.model_validate({"from": "24h"}).chosen(RequestFilter()).since_s
+    hour = RequestsQuery.model_validate({"from": "1h"}).chosen(RequestFilter()).since_s
     assert day is not None
     assert hour is not None
     assert round((hour - day) / 3600) == 23

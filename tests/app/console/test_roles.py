@@ -7,22 +7,23 @@ import pytest
 
 from app.auth import Role
 from app.console.visitor import PAGES
-from tests.app.api.test_admin_auth import BODIES, ROWS
+from tests.app.api.test_admin_auth import BODIES, ROWS, SCOPES
 from tests.app.console.visits import visiting
 from tests.app.tenants import make_key
 from tests.gateway import ROOT_KEY, Gateway
 
 READERS = {Role.AUDITOR, Role.MANAGER, Role.ADMIN}
+OF_KEYS, OF_MODELS = {Role.OWNER_MANAGER}, {Role.OPERATOR}
 # Who sees a page; a new page needs a row here.
 MAY_SEE = {
     "overview": READERS,
-    "models": READERS,
-    "engines": READERS,
+    "models": READERS | OF_MODELS,
+    "engines": READERS | OF_MODELS,
     "requests": set(Role),
     "playground": {Role.CLIENT, Role.ADMIN},
-    "keys": READERS,
+    "keys": READERS | OF_KEYS,
     "audit": {Role.AUDITOR, Role.ADMIN},
-    "usage": READERS,
+    "usage": READERS | OF_KEYS,
     "configuration": {Role.ADMIN},
     "account": {Role.CLIENT},
 }
@@ -31,7 +32,7 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 async def key_of(gateway: Gateway, role: Role) -> str:
     """Make a key of a role."""
-    header = await make_key(gateway, f"{role}'s key", role=role)
+    header = await make_key(gateway, f"{role}'s key", role=role, **SCOPES.get(role, {}))
     return header["authorization"].removeprefix("Bearer ")
 
 

@@ -176,17 +176,17 @@ async def test_only_a_key_s_own_request_is_found_and_canceled_with_it(
         client.send(asked(fake="hang"))
         await fake.until_running()
         view = await until_in_phase(gateway, "generate")
-        assert await requests.find(view.id, "key-other") is None
-        assert requests.cancel(view.id, "x", "key-other") is None
+        assert await requests.find(view.id, RequestFilter(key_id="key-other")) is None
+        assert requests.cancel(view.id, "x", RequestFilter(key_id="key-other")) is None
         assert requests.in_flight(RequestFilter(key_id="key-other")) == []
-        own = requests.cancel(view.id, KEY_ID, KEY_ID)
+        own = requests.cancel(view.id, KEY_ID, RequestFilter(key_id=KEY_ID))
         assert own is not None
         assert b"canceled with its own key" in (await client.answer()).body
     assert requests.cancel(view.id, "root") is None
-    found = await requests.find(view.id, KEY_ID)
+    found = await requests.find(view.id, RequestFilter(key_id=KEY_ID))
     assert found is not None
     assert found.outcome == "canceled"
-    assert await requests.find(view.id, "key-other") is None
+    assert await requests.find(view.id, RequestFilter(key_id="key-other")) is None
 
 
 async def test_of_two_requests_with_one_request_id_only_one_is_canceled(

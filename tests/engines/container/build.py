@@ -1,4 +1,4 @@
-"""Fake vLLM servers in real containers."""
+"""Fake vLLM servers, and real ones, in real containers."""
 
 import asyncio
 import sys
@@ -7,8 +7,10 @@ from typing import Any
 
 from engines.base import EngineRequest
 from engines.container import ContainerEngine
+from engines.process import vllm_launcher
 from engines.spec import ContainerSpec
-from tests.engines.processes import NEVER, read
+from tests.e2e.deployment import ENGINE
+from tests.engines.processes import AT_ONCE, NEVER, read
 from tests.podman import IMAGE, ROOT, machine
 
 FAKE: dict[str, Any] = {
@@ -23,11 +25,24 @@ FAKE: dict[str, Any] = {
 }
 
 
-def build(run_dir: Path, socket: Path, *, keep: bool = False, **fields: Any) -> ContainerEngine:
+def real_vllm(model: Path) -> dict[str, Any]:
+    """Return the fields of an engine that runs this machine's vLLM in its container."""
+    return {
+        **ENGINE,
+        "kind": "container",
+        "entrypoint": vllm_launcher(),
+        "model": str(model.absolute()),
+        "restart": AT_ONCE,
+    }
+
+
+def build(
+    run_dir: Path, socket: Path, *, keep: bool = False, lora: bool = False, **fields: Any
+) -> ContainerEngine:
     """Return an engine that is not started. The caller stops it."""
     spec = ContainerSpec.model_validate({**FAKE, **fields})
     return ContainerEngine(
-        "demo-0", spec, served_name="demo", run_dir=run_dir, socket=socket, keep=keep
+        "demo-0", spec, served_name="demo", run_dir=run_dir, socket=socket, keep=keep, lora=lora
     )
 
 

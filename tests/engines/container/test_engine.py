@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engines.base import EngineNotReady, EngineState
@@ -16,6 +17,7 @@ from engines.container import ContainerEngine
 from engines.guard import containers
 from tests.engines.container.build import ask, build, ready
 from tests.engines.processes import AT_ONCE
+from tests.fakes.adapter_routes import write_adapter
 from tests.podman import IMAGE, Podman, machine
 from tests.waiting import wait_until
 
@@ -102,9 +104,14 @@ async def test_container_has_no_rights_that_it_does_not_need(
     assert service.run("exec", inside, "ls", "/run/vllm-gateway") == "http.sock\n"
 
 
-async def test_killed_server_is_restarted(make: Make, service: Podman, tmp_path: Path) -> None:
-    engine = make(restart=AT_ONCE)
+async def test_killed_server_is_restarted_with_its_adapters(
+    make: Make, service: Podman, tmp_path: Path
+) -> None:
+    adapters = write_adapter(tmp_path / "legal").parent
+    engine = make(restart=AT_ONCE, lora=True, volumes=[*machine(), f"{adapters}:/loras:ro"])
+    engine.want_adapters({"legal": "/loras/legal"})
     await ready(engine)
+    assert engine.has_adapter("legal", "/loras/legal")
     first = containers.first_process(tmp_path / "demo-0")
     assert first is not None
     os.kill(first, signal.SIGKILL)
@@ -112,6 +119,7 @@ async def test_killed_server_is_restarted(make: Make, service: Podman, tmp_path:
     await restarted(engine)
     assert containers.first_process(tmp_path / "demo-0") not in (None, first)
     assert len(service.containers()) == 1
+    assert engine.has_adapter("legal", "/loras/legal")
 
 
 async def test_container_that_another_program_ends(make: Make, service: Podman) -> None:
@@ -238,6 +246,21 @@ async def test_engine_kept_over_sigkill_of_the_gateway_is_adopted(
     engine = make(keep=True)
     await ready(engine)
     assert service.container() == container
+
+
+async def test_container_that_outlives_guardian_and_gateway_is_removed_by_the_next_start(
+    make: Make, service: Podman, tmp_path: Path
+) -> None:
+    gateway = gateway_with_engine(tmp_path, service, "")
+    container = service.container()
+    gateway.send_signal(signal.SIGSTOP)  # it would remove the container
+    [guardian] = psutil.Process(gateway.pid).children()
+    guardian.kill()
+    gateway.kill()
+    gateway.wait()
+    assert service.container() == container
+    await ready(make())
+    assert service.container() != container
 
 
 # Faults of a start

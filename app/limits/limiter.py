@@ -22,8 +22,8 @@ from app.limits.terms import (
     LimitRequest,
     Reading,
     Scope,
-    Scopes,
     Terms,
+    scope_of,
     settlement,
     terms_of,
 )
@@ -120,7 +120,6 @@ class Limiter:
         self._burst_s = settings.burst_s
         self._policy = settings.redis_unavailable
         self._metrics = metrics
-        self._scopes = Scopes(settings.burst_s)
         self._memory = MemoryStore(settings.burst_s)
         self._release = self._release_in_memory  # one bound method for all decisions
         self._redis: RedisStore | None = None
@@ -143,7 +142,7 @@ class Limiter:
 
     def scope(self, request: LimitRequest) -> Scope:
         """Return the limits of all requests that differ from this one only in their tokens."""
-        return self._scopes.scope(request)
+        return scope_of(request, self._burst_s)
 
     def decide_at_once(self, terms: Terms) -> LimitDecision | None:
         """Decide now. Returns None if Redis must be asked: see `decide`."""
@@ -154,7 +153,7 @@ class Limiter:
 
     async def decide(self, request: LimitRequest) -> LimitDecision:
         """Admit a request and charge all its limits, or none; see `decide_terms`."""
-        return await self.decide_terms(self._scopes.terms(request))
+        return await self.decide_terms(terms_of(request, self._burst_s))
 
     async def decide_terms(self, terms: Terms) -> LimitDecision:
         """Admit a request with these limits and charge them all, or none.

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from app.limits.bucket import seconds
-from app.settings import NO_LIMITS, LimitSettings
+from app.settings import LimitSettings
 
 LimitSubject = Literal["key", "owner", "model"]
 Kind = Literal["requests", "tokens"]
@@ -28,8 +28,6 @@ _LINES: dict[Kind, bytes] = {
 }
 # Above the length of any request; clients may send any number.
 MAX_TOKENS = 10**12
-# Cached combinations of key and model, more than are busy at a time; a full cache is cleared.
-MAX_SCOPES = 4096
 
 
 class LimitOwner(Protocol):
@@ -78,9 +76,6 @@ class SlotTerm(msgspec.Struct, frozen=True, gc=False):
 class Scope(msgspec.Struct, frozen=True, gc=False):
     """The limits of a key at a model, the same from request to request."""
 
-    key: LimitSettings
-    owner: LimitOwner | None
-    model: LimitSettings
     buckets: tuple[BucketTerm, ...]
     slots: tuple[SlotTerm, ...]
     costs: dict[str, float]  # by place, in the order of the buckets; token costs are 0 here
@@ -123,54 +118,22 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
     busy: list[int]
 
 
-NO_TERMS = Terms(Scope(NO_LIMITS, None, NO_LIMITS, (), (), {}, (), None), {}, 0)
+NO_TERMS = Terms(Scope((), (), {}, (), None), {}, 0)
 NOTHING_TAKEN = Reading(True, [], [])
 
 
-class Scopes:
-    """A cache of scopes, so that a request need not build its own.
+def terms_of(request: LimitRequest, burst_s: float = inf) -> Terms:
+    """Return the limits that a request meets; empty if nothing is limited."""
+    return scope_of(request, burst_s).terms(request.tokens)
+
+
+def scope_of(request: LimitRequest, burst_s: float) -> Scope:
+    """Return the limits of all requests that differ from this one only in their tokens.
 
     `burst_s` bounds what one request may reserve of a bucket that several keys share, an owner's or
     a model's: a large request empties the bucket, and never blocks other keys for longer than it
     takes to refill.
     """
-
-    def __init__(self, burst_s: float, max_size: int = MAX_SCOPES) -> None:
-        self._burst_s = burst_s
-        self._max_size = max_size
-        self._known: dict[tuple[str, str, bool, bool], Scope] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def terms(self, request: LimitRequest) -> Terms:
-        """Return the limits that a request meets; empty if nothing is limited."""
-        return self.scope(request).terms(request.tokens)
-
-    def scope(self, request: LimitRequest) -> Scope:
-        """Return the limits of all requests that differ from this one only in their tokens."""
-        at = request.key_id, request.model, request.concurrent, request.precharged
-        scope = self._known.get(at)
-        # Settings are frozen: changed limits are another object.
-        if (
-            scope is None
-            or scope.key is not request.key
-            or scope.owner is not request.owner
-            or scope.model is not request.model_limits
-        ):
-            if len(self._known) >= self._max_size:
-                self._known.clear()
-            scope = self._known[at] = scope_of(request, self._burst_s)
-        return scope
-
-
-def terms_of(request: LimitRequest, burst_s: float = inf) -> Terms:
-    """Return the limits that a request meets, without a cache."""
-    return Scopes(burst_s).terms(request)
-
-
-def scope_of(request: LimitRequest, burst_s: float) -> Scope:
-    """Return the limits of all requests that differ from this one only in their tokens."""
     buckets: list[BucketTerm] = []
     slots: list[SlotTerm] = []
     _add("key", request.key_id, request.key, request, buckets, slots)
@@ -178,9 +141,6 @@ def scope_of(request: LimitRequest, burst_s: float) -> Scope:
         _add("owner", request.owner.name, request.owner.limits, request, buckets, slots)
     _add("model", request.model, request.model_limits, request, buckets, slots)
     return Scope(
-        request.key,
-        request.owner,
-        request.model_limits,
         tuple(buckets),
         tuple(slots),
         {term.place: term.request_s for term in buckets},

@@ -37,7 +37,7 @@ def reading_terms(request: LimitRequest, burst_s: float) -> Terms:
     scope = scope_of(request, burst_s)
     slots = tuple(msgspec.structs.replace(slot, limit=0) for slot in scope.slots)
     costs = dict.fromkeys(scope.costs, 0.0)
-    unread = Scope(scope.key, scope.owner, scope.model, scope.buckets, slots, costs, (), None)
+    unread = Scope(scope.buckets, slots, costs, (), None)
     return Terms(unread, costs, 0)
 
 

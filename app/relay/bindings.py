@@ -21,6 +21,8 @@ from app.request_body import (
     UsualCost,
 )
 from app.routing import Catalogue, Model, choose_target
+from app.settings import NO_LIMITS
+from app.telemetry import UNKNOWN_MODEL
 from app.telemetry.metrics import Buckets, Metrics
 
 # More combinations than are active at a time; beyond it, all are bound again.
@@ -64,6 +66,8 @@ class Bindings:
         # By key ID, the name that the client sent, and endpoint; for a model of a split its name as
         # well, since the key may not use it alone. Names are those of known models.
         self._known: dict[tuple[str, ...], Binding] = {}
+        # By key ID: the caller, and the limits of its requests before their model is known.
+        self._before_body: dict[str, tuple[Principal, LimitScope]] = {}
         # What all of them were made from.
         self._changes = -1
         self._bounds: RelayBounds | None = None
@@ -110,6 +114,18 @@ class Bindings:
         if binding is None or binding.principal is not split.principal:
             binding = self._bind(at, split.principal, model, endpoint, bounds)
         return binding
+
+    def limits_before_body(self, principal: Principal) -> LimitScope:
+        """Return the limits of a caller's request that is charged before its body is read."""
+        known = self._before_body.get(principal.id)
+        if known is None or known[0] is not principal:
+            if len(self._before_body) >= self._most:
+                self._before_body.clear()
+            request = LimitRequest(
+                principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=principal.owner
+            )
+            known = self._before_body[principal.id] = principal, self._limiter.scope(request)
+        return known[1]
 
     def _bind(
         self,

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from app.asgi import ClientExchange
 from app.errors import BadRequest, GatewayError, MissingModel
-from app.limits import LimitDecision, LimitRequest
+from app.limits import LimitDecision
 from app.relay.billing import Reservation
 from app.relay.body_reader import check_size, read_and_scan, read_if_small
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
@@ -38,8 +38,6 @@ from app.request_body import (
     reserved_tokens,
 )
 from app.routing import Model
-from app.settings import NO_LIMITS
-from app.telemetry import UNKNOWN_MODEL
 from app.usage import BudgetReservation
 
 # The budget of a key that has none.
@@ -181,12 +179,8 @@ async def _count_request(services: RelayServices, request: RequestContext) -> Li
 
     Raises ServiceUnavailable; entering raises RateLimited.
     """
-    principal = request.principal
-    limits = LimitRequest(
-        principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=principal.owner
-    )
     limiter = services.limiter
-    terms = limiter.scope(limits).terms(0)
+    terms = services.bindings.limits_before_body(request.principal).terms(0)
     decision = limiter.decide_at_once(terms) or await limiter.decide_terms(terms)
     request.exchange.rate_lines = decision.header_lines
     return decision

@@ -61,13 +61,11 @@ class KnownHead:
 
         The caller has seen the whole previous request, so `data` begins with this one.
         """
-        before, after = self.before, self.after
+        before = self.before
         if not data.startswith(before):
             return None
-        start = len(before)
-        end = data.find(b"\r", start)
-        length, body = data[start:end], data[end + len(after) :]
-        if not data.startswith(after, end) or length != b"%d" % len(body):
+        length, after, body = data[len(before) :].partition(self.after)
+        if not after or length != b"%d" % len(body):
             return None
         headers = [*self.headers]
         headers[self.length_at] = (b"content-length", length)

@@ -96,13 +96,14 @@ class World:
     def bound_now(self, bindings: Bindings, key: str, name: str, endpoint: Endpoint) -> object:
         """Return what a request gets of these bindings, in comparable form."""
         principal = self.principals[key]
+        early = bindings.limits_before_body(principal)
         try:
             found = bindings.find(principal, name, endpoint, self.bounds)
         except ModelNotFound:
-            return None
+            return early
         assert found.principal is principal
         assert found.model is self.catalogue.get(found.model.name)
-        return facts_of(found)
+        return early, facts_of(found)
 
 
 def model(name: str, number: int) -> Model:

@@ -24,7 +24,7 @@ ATTEMPTS_AFTER_SENDING = 2
 
 
 class Attempts(msgspec.Struct, eq=False):
-    """The attempts of one request at the replicas of a model.
+    """The attempts of one request at the replicas of a model. The request counts their deaths.
 
     Invariant: `request.engine` is the last engine that was reached, at every moment: the client may
     disconnect at any.
@@ -34,22 +34,20 @@ class Attempts(msgspec.Struct, eq=False):
     plan: BodyPlan
     request: RequestContext
     metrics: Metrics
-    # Engines of the model that failed after they had been sent the request.
-    deaths: int
     left: list[Replica] | None = None  # None: all of the model's
     # Model and engine that were reached before the current attempt.
     reached: tuple[str, str | None] = ("", None)
     fault: EngineError | None = None  # of the previous attempt
-    lost: LostEngine | None = None  # the last one that died, or takes nothing more
 
     def next_replica(self) -> Replica:
         """Return the replica to try now. Raises errors.EngineUnavailable and EngineFailed."""
         model, request, left = self.model, self.request, self.left
         if left is None:
             left = self.left = [*model.able]
+            request.lost_engine = None
             if (pinned := request.pinned_engine) is not None:
                 left = self.left = [one for one in left if one.engine.name == pinned]
-        if not left or self.deaths >= ATTEMPTS_AFTER_SENDING:
+        if not left or (request.deaths_by_model and self._deaths >= ATTEMPTS_AFTER_SENDING):
             raise self._none_left()
         replica = left.pop() if len(left) == 1 else self._choose(left)
         if replica.health is not None:
@@ -93,7 +91,7 @@ class Attempts(msgspec.Struct, eq=False):
         if isinstance(fault, EngineNotReady):
             request.model, request.engine = self.reached
             if replica.engine.capabilities.managed and replica.engine.state is EngineState.READY:
-                self.lost = LostEngine(replica.engine)
+                request.lost_engine = LostEngine(replica.engine)
             log.debug("engine %s not ready: %s", replica.engine.name, fault, extra=fields)
             return
         log.warning("engine %s failed a request: %s", replica.engine.name, fault, extra=fields)
@@ -102,13 +100,17 @@ class Attempts(msgspec.Struct, eq=False):
             # No second attempt: the engine may still be computing the first one's response.
             name = self.model.name
             raise errors.EngineTooSlow(f"no answer from model {name!r} in time") from None
-        self.deaths += 1
+        request.deaths_by_model[self.model.name] = self._deaths + 1
         died = isinstance(fault, EngineDied) and replica.engine.capabilities.managed
-        self.lost = LostEngine(replica.engine) if died else None
+        request.lost_engine = LostEngine(replica.engine) if died else None
+
+    @property
+    def _deaths(self) -> int:
+        return self.request.deaths_by_model.get(self.model.name, 0)
 
     def _none_left(self) -> errors.GatewayError:
         model = self.model
-        if self.deaths:
+        if self._deaths:
             return errors.EngineFailed(f"the engine of model {model.name!r} failed; try again")
         engines = [replica.engine for replica in model.replicas]
         blocked = {engine.blocked_by for engine in engines}

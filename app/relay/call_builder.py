@@ -9,7 +9,8 @@ import msgspec
 from app.continuation import ENDPOINTS, WITH_IDS, Origin, Recording, Ways, choose_ways
 from app.relay.engine_call import CHATS, EngineCall, build_engine_request
 from app.relay.request_context import RequestContext
-from app.request_body import BodyPlan, with_response_id
+from app.relay.services import RelayServices
+from app.request_body import RESPONSES, BodyPlan, new_response_id, with_response_id
 from app.routing import ContinuationTerms, Model, Replica
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,17 @@ class CallBuilder(msgspec.Struct, frozen=True):
     engine_id: str
     response_id: str | None  # of a response that the engine stores
     long_prompts: set[str]  # models of which the log says that a prompt was too long
+
+    @classmethod
+    def of(
+        cls, services: RelayServices, request: RequestContext, plan: BodyPlan, model: Model
+    ) -> "CallBuilder":
+        """Return the builder of a request's calls, whose ID nothing else has."""
+        engine_id = services.engine_ids.next(request.exchange.request_id)
+        response_id = None
+        if request.endpoint.label == RESPONSES:
+            response_id = new_response_id(plan.rewrite, plan.body)
+        return cls(plan, request, model, engine_id, response_id, services.long_prompts)
 
     def build(
         self,

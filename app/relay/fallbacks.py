@@ -60,7 +60,7 @@ class Fallback:
         self._fault = fault
         self._may_wait = isinstance(fault, EngineUnavailable)
         # The engine that died with it, or refused it while it counts as READY.
-        self._lost = model_request.lost
+        self._lost = request.lost_engine
         model_request.planned_at = 0.0
         self._waited = False  # for its own model
         self._yielded = False  # it has left its model for a fallback that is up sooner
@@ -113,13 +113,13 @@ class Fallback:
                     self._returns_left = 0 if requested.on_demand else self._returns_left - 1
                     if await self._try_own(requested, at_model.serve(plan, tokens, chain)):
                         return True
-                    self._lost = at_model.lost
+                    self._lost = self._request.lost_engine
                     self._waited = False
         return False
 
     def _may_return(self, requested: Model) -> bool:
         if self._lost is not None:
-            may_return = self._model_request.deaths < ATTEMPTS_AFTER_SENDING
+            may_return = self._request.deaths < ATTEMPTS_AFTER_SENDING
         else:
             may_return = self._may_wait and (self._yielded or not requested.on_demand)
         return may_return and self._returns_left > 0

@@ -22,18 +22,15 @@ from app.relay.continuation import StreamContinuation
 from app.relay.engine_call import CallResult
 from app.relay.fallback_chain import FallbackChain
 from app.relay.forward import Interrupted, forward
-from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted, Truncated
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
 from app.request_body import (
-    RESPONSES,
     BodyPlan,
     ParsedBody,
     check_taken,
     media_kinds,
-    new_response_id,
     plan_body,
 )
 from app.residency import ModelLease, StartWait
@@ -52,15 +49,6 @@ class ModelRequest(msgspec.Struct, eq=False):
     reservation: Reservation
     # When the request was planned, by perf_counter; 0.0 once it has failed at the requested model.
     planned_at: float
-    # By model: engines that failed after they had been sent the request.
-    deaths_by_model: dict[str, int] = {}
-    # The engine that was lost in its last attempt; None: that failed otherwise.
-    lost: LostEngine | None = None
-
-    @property
-    def deaths(self) -> int:
-        """The number of engines that failed after they had been sent the request."""
-        return sum(self.deaths_by_model.values())
 
     def serve(
         self, plan: BodyPlan, tokens: int, chain: FallbackChain | None = None
@@ -92,67 +80,63 @@ class ModelRequest(msgspec.Struct, eq=False):
     ) -> None:
         """Serve the request once the model, which is loaded, has a free slot.
 
-        Its replicas are tried in turn; what that took is settled, however it ends.
+        What that took is settled, however it ends.
         """
-        services, request, deaths = self.services, self.request, self.deaths_by_model
-        name, base, canceled, result = plan.model.name, plan.model.base, False, CallResult()
-        permit = services.admission.try_acquire(base) or await self._queue(base, tokens)
-        with permit:
+        services, request, base = self.services, self.request, plan.model.base
+        result, canceled = CallResult(), False
+        with services.admission.try_acquire(base) or await self._queue(base, tokens) as permit:
             # A reload may have replaced its engines while the request waited.
             model = services.catalogue.current(plan.model)
             if self.planned_at and request.binding is not None:
                 waited_s = request.queued_s or 0.0
                 request.binding.overhead.observe(perf_counter() - self.planned_at - waited_s)
-            response_id, on_head = None, None
-            if request.endpoint.label == RESPONSES:
-                response_id = new_response_id(plan.rewrite, plan.body)
-            engine_id = services.engine_ids.next(request.exchange.request_id)
-            calls = CallBuilder(plan, request, model, engine_id, response_id, services.long_prompts)
-            attempts = Attempts(model, plan, request, services.metrics, deaths.get(name, 0))
+            calls = CallBuilder.of(services, request, plan, model)
             try:
-                while True:
-                    replica = attempts.next_replica()
-                    replica.in_flight += 1
-                    try:
-                        call = calls.build(replica)
-                        if response_id is not None:
-                            on_head = partial(self._claim, response_id, model, replica)
-                        await forward(services, replica, call, request, result, on_head)
-                    except EngineError as error:
-                        attempts.note_failure(replica, error)
-                    except NotRouted:
-                        raise model.not_served(
-                            request.endpoint.label, request.requested_model
-                        ) from None
-                    except Interrupted as error:
-                        interrupted = error
-                        if not isinstance(error.fault, EngineDrained):
-                            attempts.note_broken(replica)
-                        break
-                    except (Truncated, EngineFailed):
-                        attempts.note_broken(replica)
-                        raise
-                    else:
-                        if replica.health is not None or result.status in FAULTS:
-                            attempts.note_answer(replica, result.status)
-                        if result.fingerprint is not None:
-                            replica.fingerprint = result.fingerprint or replica.fingerprint
-                        return
-                    finally:
-                        replica.in_flight -= 1
-                deaths[name] = attempts.deaths
-                await self._go_on(calls, result, interrupted, permit, lease)
+                interrupted = await self._try_replicas(calls, result)
+                if interrupted is not None:
+                    await self._go_on(calls, result, interrupted, permit, lease)
             except (asyncio.CancelledError, ClientStalled):
                 canceled = not request.stream_ended
                 raise
             finally:
-                if attempts.deaths:
-                    deaths[name] = attempts.deaths
-                self.lost = attempts.lost
                 if request.engine is not None:
                     self._settle(plan, result, canceled=canceled)
                 if request.ttft_s is not None:
-                    services.metrics.time_to_first_token.observe((name,), request.ttft_s)
+                    services.metrics.time_to_first_token.observe((model.name,), request.ttft_s)
+
+    async def _try_replicas(self, calls: CallBuilder, result: CallResult) -> Interrupted | None:
+        """Send the request to one replica after the other, until one has served it.
+
+        Returns the interruption of a stream that may go on elsewhere.
+        """
+        services, request, model, on_head = self.services, self.request, calls.model, None
+        attempts = Attempts(model, calls.plan, request, services.metrics)
+        while True:
+            replica = attempts.next_replica()
+            replica.in_flight += 1
+            try:
+                if calls.response_id is not None:
+                    on_head = partial(self._claim, calls.response_id, model, replica)
+                await forward(services, replica, calls.build(replica), request, result, on_head)
+            except EngineError as error:
+                attempts.note_failure(replica, error)
+            except NotRouted:
+                raise model.not_served(request.endpoint.label, request.requested_model) from None
+            except Interrupted as interrupted:
+                if not isinstance(interrupted.fault, EngineDrained):
+                    attempts.note_broken(replica)
+                return interrupted
+            except (Truncated, EngineFailed):
+                attempts.note_broken(replica)
+                raise
+            else:
+                if replica.health is not None or result.status in FAULTS:
+                    attempts.note_answer(replica, result.status)
+                if result.fingerprint is not None:
+                    replica.fingerprint = result.fingerprint or replica.fingerprint
+                return None
+            finally:
+                replica.in_flight -= 1
 
     async def _go_on(
         self,
@@ -171,7 +155,7 @@ class ModelRequest(msgspec.Struct, eq=False):
             self.services, calls, result, interrupted,
             permit=permit, renew_lease=renew,
         )  # fmt: skip
-        await continuation.run(self.deaths)
+        await continuation.run(self.request.deaths)
 
     async def _check_media(self, plan: BodyPlan) -> None:
         """Raise MediaNotTaken for media of a kind that the model is known not to take."""

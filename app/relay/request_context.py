@@ -6,6 +6,7 @@ from app.asgi import ClientExchange
 from app.auth import UNAUTHENTICATED, Principal
 from app.errors import InvalidApiKey
 from app.relay.bindings import Binding
+from app.relay.lost_engine import LostEngine
 from app.request_body import Endpoint
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
@@ -34,6 +35,10 @@ class RequestContext(msgspec.Struct, eq=False):
     output_bound: int | None = None
     # When it has to be at an engine, by perf_counter; None: the client did not say.
     deadline: float | None = None
+    # By model: engines that failed after they had been sent the request.
+    deaths_by_model: dict[str, int] = {}
+    # The engine that was lost in its last attempt; None: that failed otherwise.
+    lost_engine: LostEngine | None = None
     queued_s: float | None = None  # None: it did not have to wait for an engine
     ttft_s: float | None = None
     bytes_in: int = 0
@@ -54,6 +59,11 @@ class RequestContext(msgspec.Struct, eq=False):
     continued: int = 0
     recomputed_tokens: int = 0
     not_continued: str | None = None
+
+    @property
+    def deaths(self) -> int:
+        """The number of engines that failed after they had been sent the request."""
+        return sum(self.deaths_by_model.values())
 
     @property
     def log_fields(self) -> dict[str, str | None]:

@@ -16,7 +16,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from engines.adapters import AdapterPhase, AdapterSources, AdapterState
 from engines.changes import ChangeNotifier
@@ -186,7 +188,7 @@ class EngineCapabilities:
     elsewhere: bool = False
 
 
-class EngineRequest(NamedTuple):
+class EngineRequest(msgspec.Struct, frozen=True):
     """One HTTP request for an engine. `target` is path and query; `headers` have no framing."""
 
     method: str

@@ -144,14 +144,9 @@ class Relay:
     def _finish(self, request: RequestContext) -> None:
         """Count a request that has ended, in metrics, ledger, timelines and log."""
         record = request.record(perf_counter() - request.exchange.received_at)
-        metrics, model, endpoint = self.services.metrics, record.model, record.endpoint
-        metrics.record_request(model, endpoint, record.status, record.total_s)
-        if record.engine is not None:
-            usage = request.usage if request.endpoint.metered else None
-            metrics.record_usage(model, record.outcome, usage)
+        self.services.metrics.record(record)
         self.recorder.end(self.ledger.end(record, request.timeline))
-        peer = request.exchange.peer if record.engine is None else ""
-        self.access.write(record, peer=peer)
+        self.access.write(record, peer=request.exchange.peer if record.engine is None else "")
 
 
 async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) -> None:

@@ -118,17 +118,11 @@ async def _serve(
 
     `precharged`: the request and its slot are charged already.
     """
-    planned_at = perf_counter()
-    model, endpoint, bounds, binding = (
-        plan.model,
-        request.endpoint,
-        services.bounds,
-        request.binding,
-    )
+    request.timeline.limits_began = planned_at = perf_counter()
+    endpoint, bounds, binding = request.endpoint, services.bounds, request.binding
     assert binding is not None
     tokens = reserved_tokens(plan.cost, endpoint, bounds.tokenize_weight)
     terms = (binding.precharged_limits if precharged else binding.limits).terms(tokens)
-    request.timeline.limits_began = planned_at
     limiter = services.limiter
     decision = limiter.decide_at_once(terms) or await limiter.decide_terms(terms)
     request.exchange.rate_lines = decision.header_lines
@@ -140,7 +134,7 @@ async def _serve(
         )
         with budgeting as budget:
             if request.output_bound is not None:
-                plan = plan_request(services, request, plan.body, model)
+                plan = plan_request(services, request, plan.body, plan.model)
             reservation = Reservation(decision, budget, bounds.cached_weight)
             model_request = ModelRequest(services, request, reservation, planned_at)
             chain: FallbackChain | None = None
@@ -151,13 +145,13 @@ async def _serve(
             try:
                 if endpoint.label == RESPONSES:
                     request.pinned_engine = await find_previous_engine(services, request, plan)
-                if model.on_demand and model.fallbacks:
-                    chain = _fallback_chain(services, request, model)
+                if plan.model.on_demand and plan.model.fallbacks:
+                    chain = _fallback_chain(services, request, plan.model)
                 await model_request.serve(plan, tokens, chain)
             except CANNOT_SERVE as error:
                 # A traceback would keep the body until the next garbage collection.
                 fault = error.with_traceback(None)
-                chain = chain or _fallback_chain(services, request, model)
+                chain = chain or _fallback_chain(services, request, plan.model)
                 fallback = Fallback(services, request, model_request, chain, fault)
                 await fallback.serve(plan, tokens)
             finally:

@@ -101,6 +101,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     name_ends: Sequence[int] | None = None
     # Offsets of the members' values, after a scan.
     spans: Spans | None = None
+    # What its members' names say; None after a scan.
+    names: "MemberNames | None" = None
     # Of a form: the names of its parts, and the offsets of the model's name.
     parts: frozenset[str] = frozenset()
     model_at: tuple[int, int] = (0, 0)
@@ -207,11 +209,14 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
     model = _model_of(members)
     if names.misleading is not None:
         raise InvalidJson(names.misleading)
-    return ParsedBody(model, raw, members, names.odd)
+    return ParsedBody(model, raw, members, names.odd, names=names)
 
 
 class MemberNames:
-    """Facts about the names of an object's members, in their order."""
+    """Facts about the names of an object's members, in their order.
+
+    Bodies with the same few names share one object.
+    """
 
     __slots__ = ("_least", "_spaced", "_value_at", "misleading", "odd")
 

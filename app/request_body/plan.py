@@ -1,9 +1,11 @@
 """Plans a request's body for one model: what changes in it, and what it may cost. Pure."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from app.errors import OutputTooLong
-from app.request_body.body import ParsedBody, check_media
+from app.request_body.body import MemberNames, ParsedBody, check_media
 from app.request_body.endpoint import MESSAGES, RESPONSES
 from app.request_body.field_rules import FieldRules
 from app.request_body.media_rules import NO_ADDRESSES, may_name_media
@@ -26,6 +28,9 @@ from app.request_body.token_cost import (
 )
 from app.routing import Model
 
+# Sets of members of which the rewrite and the kind of cost are known, for each binding.
+MAX_KNOWN = 8
+
 
 class BodyRules(msgspec.Struct, frozen=True):
     """What tenant, gateway, budget and engines demand of a body, besides the model's bounds."""
@@ -43,6 +48,23 @@ class BodyRules(msgspec.Struct, frozen=True):
     usual_cost: UsualCost | None = None
     # Tokens that a budget leaves for each answer of a request without an output limit.
     output_bound: int | None = None
+    # By the names of a body's members: its rewrite, where that is the constant one, and then its
+    # output limits, where its cost is the usual one.
+    known: dict[MemberNames, tuple[Rewrite | None, Collection[str] | None]] = {}
+
+    def learn(self, body: ParsedBody) -> tuple[Rewrite | None, Collection[str] | None]:
+        """Return what is in `known` of a body from now on."""
+        constant, usual = self.constant, self.usual_cost
+        rewrite = limits = None
+        if constant is not None and constant.holds_for(body):
+            rewrite = constant.rewrite
+            if usual is not None:
+                limits = usual.limits_of(body.members, rewrite)
+        if body.names is not None:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[body.names] = rewrite, limits
+        return rewrite, limits
 
 
 class BodyPlan(msgspec.Struct, frozen=True):
@@ -91,13 +113,15 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
 
     Raises BadRequest for what this model or key does not accept.
     """
-    constant = rules.constant
-    if constant is not None and constant.holds_for(body):
-        rewrite = constant.rewrite
-    else:
+    usual, names = rules.usual_cost, body.names
+    known = None if names is None else rules.known.get(names)
+    rewrite, limits = known or rules.learn(body)
+    if rewrite is None:
         rewrite = rewrite_body(label, body, model.bounds, rules.fields, rules.salt)
         if label == RESPONSES:
             rewrite = restrict_storage(rewrite, body, stores=model.stores_responses)
+        if usual is not None:
+            limits = usual.limits_of(body.members, rewrite)
     media = NO_ADDRESSES
     if body.members and (body.name_ends is not None or may_name_media(body.raw)):
         media = check_media(
@@ -106,10 +130,9 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
             uuids=model.isolation == "none",
             anthropic=label.startswith(MESSAGES),
         )
-    usual = rules.usual_cost
     cost = None
-    if usual is not None and media == NO_ADDRESSES:
-        cost = usual.estimate(body, rewrite)
+    if limits is not None and usual is not None and media == NO_ADDRESSES:
+        cost = usual.estimate(body, limits)
     if cost is None:
         cost = estimate_cost(label, body, rewrite, rules.longest, rules.default_output, media)
         if model.bounds.sequences is not None:

@@ -6,13 +6,13 @@ so they reserve the longest prompt that the body can hold instead of the likely 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
 
 from app.errors import BadRequest
-from app.request_body.body import ParsedBody
+from app.request_body.body import Members, ParsedBody
 from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from app.request_body.media_rules import NO_ADDRESSES, AddressedMedia
 from app.request_body.rewrite import (
@@ -127,18 +127,28 @@ class UsualCost(msgspec.Struct, frozen=True):
             return None
         return cls(frozenset(OUTPUT_FIELDS[endpoint]), longest, default_output)
 
-    def estimate(self, body: ParsedBody, rewrite: Rewrite) -> Cost | None:
-        """Return what `estimate_cost` returns; None for a request that is not like most."""
-        members, longest = body.members, self.longest
+    def limits_of(self, members: Members, rewrite: Rewrite) -> Collection[str] | None:
+        """Return the members that limit the output; None for a request that is not like most."""
         if rewrite.dropped or not (
             _UNUSUAL.isdisjoint(members) and _UNUSUAL_CHANGES.isdisjoint(rewrite.changes)
         ):
             return None
+        return self.output_fields.intersection(members)
+
+    def estimate(self, body: ParsedBody, limits: Collection[str]) -> Cost | None:
+        """Return what `estimate_cost` returns, by the members of `limits_of`.
+
+        None: a limit is not written as most clients do.
+        """
+        members, longest = body.members, self.longest
         length = plausible_output = longest or PLAUSIBLE_LENGTH
         output = self.default_output
-        if limits := self.output_fields.intersection(members):
+        if limits:
+            output = 0
             try:
-                output = max([_whole_number.decode(members[name]) for name in limits])
+                for name in limits:
+                    if (stated := _whole_number.decode(members[name])) > output:
+                        output = stated
             except msgspec.DecodeError:
                 return None
             if output < PLAUSIBLE_LENGTH:

@@ -93,15 +93,13 @@ class Model:
     engineless: bool = False
     # The response header with the model's name, which is percent-encoded where necessary.
     header_line: bytes = field(init=False, repr=False)
+    # The name of the model whose engines, loads and queue it has.
+    base: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "base", self.parent or self.name)
         line = f"x-gateway-model: {quote(self.name, safe=_VISIBLE)}\r\n"
         object.__setattr__(self, "header_line", line.encode())
-
-    @property
-    def base(self) -> str:
-        """The name of the model whose engines, loads and queue it has."""
-        return self.parent or self.name
 
     @property
     def owns_engines(self) -> bool:

@@ -162,9 +162,9 @@ class Http1Client:
         return connection
 
     def _encode_head(self, request: EngineRequest) -> bytes:
-        method, target, headers, body = request
+        method = request.method
         end = b"\r\n"
-        if body or method == "POST":
-            end = b"content-length: %d\r\n\r\n" % len(body)
-        first = f"{method} {self.address.prefix}{target} HTTP/1.1\r\n".encode("latin-1")
-        return b"".join((first, self._fixed_head, *map(_encode_header, headers), end))
+        if request.body or method == "POST":
+            end = b"content-length: %d\r\n\r\n" % len(request.body)
+        first = f"{method} {self.address.prefix}{request.target} HTTP/1.1\r\n".encode("latin-1")
+        return b"".join((first, self._fixed_head, *map(_encode_header, request.headers), end))

@@ -70,7 +70,6 @@ class HttpExchange:
     client_wait_s = 0.0
     streaming = False
     response_complete = False  # uvicorn's cycles have this name too
-    more_body = True  # of the request
     # Set by the connection before the task starts.
     keep_alive = True
     version_1_0 = False
@@ -119,10 +118,8 @@ class HttpExchange:
         self.received_at = perf_counter()
         self._connection = connection
         # Pieces of the body that have arrived and were not taken.
-        self._body: list[bytes] = []
-        if body is not None:
-            self._body.append(body)
-            self.more_body = False
+        self._body: list[bytes] = [] if body is None else [body]
+        self.more_body = body is None  # of the request
 
     # The request
 
@@ -142,9 +139,7 @@ class HttpExchange:
 
     def take_body(self) -> bytes | None:
         """Return the whole body if it has arrived; None: it must be read."""
-        if self.more_body or self.expects_continue:
-            return None
-        return self._take()
+        return None if self.more_body or self.expects_continue else self._take()
 
     async def read_body(self) -> bytes:
         """Return the bytes of the body that have arrived, waiting for the first; b"" at the end."""

@@ -21,7 +21,7 @@ from app.telemetry.metrics.buckets import (
 )
 from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
 from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry, create_series
-from app.telemetry.request_record import UNKNOWN_MODEL, Tokens
+from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 
 # Cached tokens are part of the prompt tokens.
 TOKEN_KINDS = ("prompt", "cached", "completion")
@@ -392,25 +392,27 @@ class Metrics:
 
     def record_request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
         """Record a completed request."""
-        counts, labels = self.requests.values, (model, endpoint, str(status))
-        counts[labels] = counts.get(labels, 0) + 1
+        self.requests.add((model, endpoint, str(status)))
         self.request_duration.buckets((model, endpoint)).observe(seconds)
+
+    def record(self, record: RequestRecord) -> None:
+        """Record a completed request, with its outcome and tokens if it reached an engine."""
+        self.record_request(record.model, record.endpoint, record.status, record.total_s)
+        if record.engine is None:
+            return
+        self.usage_records.values[(record.outcome,)] += 1
+        if (usage := record.usage) is not None:
+            counts = self._token_counts.get(record.model)
+            if counts is None:
+                counts = self._token_counts[record.model] = [0, 0, 0]
+            counts[0] += usage.prompt
+            counts[2] += usage.completion
+            if usage.cached:
+                counts[1] += usage.cached
 
     def record_refusal(self, status: int) -> None:
         """Record a request that was refused before its model and endpoint were known."""
         self.requests.add((UNKNOWN_MODEL, NO_ENDPOINT, str(status)))
-
-    def record_usage(self, model: str, outcome: str, tokens: Tokens | None) -> None:
-        """Record the outcome and the tokens of a request that reached an engine."""
-        self.usage_records.values[(outcome,)] += 1
-        if tokens is not None:
-            counts = self._token_counts.get(model)
-            if counts is None:
-                counts = self._token_counts[model] = [0, 0, 0]
-            counts[0] += tokens.prompt
-            counts[2] += tokens.completion
-            if tokens.cached:
-                counts[1] += tokens.cached
 
     @property
     def completion_tokens(self) -> int:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.console.history import INTERVAL_S, SPAN_S, History, Load, Sample, last_hour, quantile
+from app.telemetry import RequestRecord
 from app.telemetry.metrics import Metrics
 from app.usage import Usage
 from tests.waiting import wait_until
@@ -32,13 +33,18 @@ class Machine:
         self.history.read()
 
 
+def completed(tokens: int) -> RequestRecord:
+    usage = Usage(5, tokens)
+    return RequestRecord("r", "/v1/completions", "POST", 200, 0.1, engine="m-0", usage=usage)
+
+
 def test_without_two_readings_there_is_no_sample() -> None:
     assert Machine().samples() == []
 
 
 def test_rates_are_differences_over_the_time_between_readings() -> None:
     machine = Machine()
-    machine.metrics.record_usage("m", "completed", Usage(5, 100))
+    machine.metrics.record(completed(100))
     machine.metrics.record_request("m", "/v1/chat/completions", 502, 0.1)
     machine.metrics.record_request("m", "/v1/chat/completions", 429, 0.1)
     machine.metrics.record_request("m", "/v1/chat/completions", 499, 0.1)
@@ -63,12 +69,12 @@ def test_tokens_of_a_long_answer_count_while_it_is_generated() -> None:
     machine = Machine()
     machine.load = Load(1, 200)
     machine.read_after()
-    machine.metrics.record_usage("m", "completed", Usage(1, 300))
+    machine.metrics.record(completed(300))
     machine.load = Load(0, 0)
     machine.read_after()
     machine.load = Load(1, 50)  # more than it turns out to be
     machine.read_after()
-    machine.metrics.record_usage("m", "completed", Usage(1, 40))
+    machine.metrics.record(completed(40))
     machine.load = Load(0, 0)
     machine.read_after()
     assert [one.tokens_per_s for one in machine.samples()] == [20.0, 10.0, 5.0, 0.0]

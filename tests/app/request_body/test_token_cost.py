@@ -301,7 +301,8 @@ def test_usual_cost_is_the_estimated_one(
     rewrite = Rewrite(changes)
     usual = UsualCost.of(endpoint, longest, UNSTATED)
 
-    cost = None if usual is None else usual.estimate(body, rewrite)
+    limits = None if usual is None else usual.limits_of(body.members, rewrite)
+    cost = None if usual is None or limits is None else usual.estimate(body, limits)
 
     assert cost in (None, estimate_cost(endpoint, body, rewrite, longest, UNSTATED))
 
@@ -311,4 +312,6 @@ def test_cost_of_most_requests_is_the_usual_one(members: dict[str, Any]) -> None
     usual = UsualCost.of(CHAT, 4096, UNSTATED)
     assert usual is not None
     body = parse(b"", msgspec.json.encode({"model": "demo", "messages": [], **members}))
-    assert usual.estimate(body, Rewrite({"cache_salt": b'"a"'})) is not None
+    limits = usual.limits_of(body.members, Rewrite({"cache_salt": b'"a"'}))
+    assert limits is not None
+    assert usual.estimate(body, limits) is not None

@@ -27,14 +27,7 @@ from typing import NamedTuple
 from redis.exceptions import NoScriptError
 
 from app.deadline import deadline
-from app.limits.script_calls import (
-    Release,
-    Renewal,
-    Request,
-    is_scarce,
-    pack,
-    readings,
-)
+from app.limits.script_calls import Release, Renewal, Request, is_scarce, pack, readings
 from app.limits.terms import Reading, Terms, refunds
 from app.redis import RedisUnavailable
 from app.redis.connection import FAULTS, RedisConnection

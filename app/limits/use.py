@@ -5,15 +5,7 @@ from math import ceil
 import msgspec
 
 from app.limits.bucket import remaining
-from app.limits.terms import (
-    BucketTerm,
-    LimitRequest,
-    LimitSubject,
-    Reading,
-    Scope,
-    Terms,
-    scope_of,
-)
+from app.limits.terms import BucketTerm, LimitRequest, LimitSubject, Reading, Scope, Terms, scope_of
 
 
 class LimitUse(msgspec.Struct, frozen=True):

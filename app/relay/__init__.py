@@ -30,12 +30,7 @@ and cancels requests.
 from app.relay.bounds import RelayBounds, memory_bounds
 from app.relay.relay import Relay
 from app.relay.request_context import RequestsInFlight
-from app.relay.request_directory import (
-    IN_FLIGHT,
-    OUTCOMES,
-    RequestDirectory,
-    RequestView,
-)
+from app.relay.request_directory import IN_FLIGHT, OUTCOMES, RequestDirectory, RequestView
 from app.relay.services import Forecasts, RelayServices
 
 __all__ = [

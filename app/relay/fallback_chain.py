@@ -18,16 +18,7 @@ from app.errors import (
 from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
 from app.relay.services import RelayServices
-from app.residency import (
-    Ask,
-    GiveUp,
-    NextStep,
-    StartWait,
-    Use,
-    Wait,
-    next_step,
-    own_step,
-)
+from app.residency import Ask, GiveUp, NextStep, StartWait, Use, Wait, next_step, own_step
 from app.routing import Model
 
 # The errors by which a model cannot serve a request, before any of its response has been sent. The
@@ -40,12 +31,7 @@ CANNOT_SERVE = (
 class FallbackChain:
     """The fallbacks of one request, which may be none. Use it once."""
 
-    def __init__(
-        self,
-        services: RelayServices,
-        requested: Model,
-        request: RequestContext,
-    ) -> None:
+    def __init__(self, services: RelayServices, requested: Model, request: RequestContext) -> None:
         self._services = services
         self._requested = requested
         self._endpoint = request.endpoint.label

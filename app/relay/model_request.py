@@ -26,13 +26,7 @@ from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted, Truncated
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
-from app.request_body import (
-    BodyPlan,
-    ParsedBody,
-    check_taken,
-    media_kinds,
-    plan_body,
-)
+from app.request_body import BodyPlan, ParsedBody, check_taken, media_kinds, plan_body
 from app.residency import ModelLease, StartWait
 from app.routing import FAULTS, Model, Replica
 from app.telemetry import LOAD_WAIT, QUEUE
@@ -229,10 +223,7 @@ class ModelRequest(msgspec.Struct, eq=False):
 
 
 def plan_request(
-    services: RelayServices,
-    request: RequestContext,
-    body: ParsedBody,
-    model: Model,
+    services: RelayServices, request: RequestContext, body: ParsedBody, model: Model
 ) -> BodyPlan:
     """Return the plan of a request for another model or under a budget. Raises BadRequest."""
     rules = services.bindings.body_rules(

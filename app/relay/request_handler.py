@@ -108,11 +108,7 @@ async def _handle_stored(services: RelayServices, request: RequestContext) -> No
 
 
 async def _serve(
-    services: RelayServices,
-    request: RequestContext,
-    plan: BodyPlan,
-    *,
-    precharged: bool,
+    services: RelayServices, request: RequestContext, plan: BodyPlan, *, precharged: bool
 ) -> None:
     """Take a request through limits and budget to its model, or a fallback. Raises GatewayError.
 

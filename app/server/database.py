@@ -3,13 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from app.database import (
-    Database,
-    DatabaseLocked,
-    DatabaseUnavailable,
-    NewerDatabase,
-    disk_fault,
-)
+from app.database import Database, DatabaseLocked, DatabaseUnavailable, NewerDatabase, disk_fault
 from app.database.backup import count_keys, damage_after_unclean_end
 from app.database.migration_process import migrate_in_child
 from app.settings import ConfigError, Settings, StateSettings

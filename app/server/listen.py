@@ -16,11 +16,7 @@ LOCK = "gateway.lock"
 
 
 def listen(
-    host: str,
-    port: int,
-    example: str = "GATEWAY_SERVER__PORT=8001",
-    *,
-    run_dir: Path | None = None,
+    host: str, port: int, example: str = "GATEWAY_SERVER__PORT=8001", *, run_dir: Path | None = None
 ) -> socket.socket:
     """Return a listening socket. Raises ConfigError if the address is not available.
 

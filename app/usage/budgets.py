@@ -17,13 +17,7 @@ from typing import Self
 from app.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.telemetry import Tokens
-from app.usage.accounts import (
-    FORGET_S,
-    BudgetAccount,
-    BudgetAccounts,
-    BudgetKey,
-    SpendingListener,
-)
+from app.usage.accounts import FORGET_S, BudgetAccount, BudgetAccounts, BudgetKey, SpendingListener
 from app.usage.ledger import Ledger
 from app.usage.records import MILLION, Price, day_of, tokens_of
 from app.usage.spending import (

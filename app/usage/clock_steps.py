@@ -19,9 +19,7 @@ class ClockSteps:
     """Logs each step of the system clock. `wall` and `monotonic` are in seconds."""
 
     def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._wall = wall
         self._monotonic = monotonic

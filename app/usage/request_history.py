@@ -28,13 +28,7 @@ from sqlalchemy import (
 
 from app.database import AsyncConnection, Database, Lane
 from app.database.schema import WEEK_MS, usage_records
-from app.telemetry import (
-    GATEWAY_DIGITS,
-    EndedRequest,
-    RequestRecord,
-    arrival_of,
-    timeline_of_text,
-)
+from app.telemetry import GATEWAY_DIGITS, EndedRequest, RequestRecord, arrival_of, timeline_of_text
 from app.usage.records import NO_ENGINE
 from app.usage.token_usage import Usage
 

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -54,7 +53,7 @@ class LimitDecision(msgspec.Struct, gc=False, eq=False):
     """The decision on one request, held while the request is in flight.
 
     Entering raises the refusal, if any. Leaving, exactly once, releases the slots and settles the
-    tokens: the reserved ones are refunded, except those passed to `settle`.
+    tokens: the reserved ones are refunded, except those in `used`.
     """
 
     terms: Terms
@@ -62,6 +61,7 @@ class LimitDecision(msgspec.Struct, gc=False, eq=False):
     burst_s: float
     # Releases slots and refunds unused tokens. None: nothing is held.
     release: Callable[[Terms, float], None] | None
+    # Tokens that the request has used.
     used: float = 0.0
 
     @property
@@ -79,14 +79,6 @@ class LimitDecision(msgspec.Struct, gc=False, eq=False):
         """The same as encoded lines."""
         return rate_responses.header_lines(self.terms, self.reading, self.burst_s)
 
-    def settle(self, tokens: float) -> None:
-        """Set the number of tokens that the request used; the default is none."""
-        self.used = tokens
-
-    def settle_as_reserved(self) -> None:
-        """Set the used tokens to the reserved ones."""
-        self.used = float(self.terms.tokens)
-
     def __enter__(self) -> Self:
         if self.reading.admitted:
             return self
@@ -94,12 +86,7 @@ class LimitDecision(msgspec.Struct, gc=False, eq=False):
         assert refusal is not None
         raise refusal
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         release = self.release
         if release is not None:
             self.release = None

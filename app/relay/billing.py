@@ -27,14 +27,8 @@ class Reservation(msgspec.Struct, eq=False):
     decision: LimitDecision
     budget: BudgetReservation | None  # None: the key has none
     cached_weight: float
+    # The latest fallback's, which the caller releases.
     fallback: LimitDecision | None = None
-
-    def attach(self, fallback: LimitDecision) -> None:
-        """Settle also a fallback's decision, in place of the previous fallback's.
-
-        The caller releases it.
-        """
-        self.fallback = fallback
 
     def settle(self, usage: Usage, model: str) -> None:
         """Settle on a model's real usage: limits weigh cached tokens, budgets count them in full.
@@ -44,17 +38,17 @@ class Reservation(msgspec.Struct, eq=False):
         tokens: float = usage.prompt + usage.completion
         if usage.cached:
             tokens -= (1.0 - self.cached_weight) * usage.cached
-        self.decision.settle(tokens)
+        self.decision.used = tokens
         if self.fallback is not None:
-            self.fallback.settle(tokens)
+            self.fallback.used = tokens
         if self.budget is not None:
             self.budget.settle(usage, model)
 
     def settle_as_reserved(self) -> None:
         """Keep what was reserved of limits as what the request used."""
-        self.decision.settle_as_reserved()
+        self.decision.used = self.decision.terms.tokens
         if self.fallback is not None:
-            self.fallback.settle_as_reserved()
+            self.fallback.used = self.fallback.terms.tokens
 
 
 def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage | None:

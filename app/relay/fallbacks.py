@@ -165,5 +165,5 @@ class Fallback:
             services.budgets.cover(budget, prompt=cost.most_prompt, output=output, model=model.name)
         limits = LimitRequest(request.principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
-            self._model_request.reservation.attach(decision)
+            self._model_request.reservation.fallback = decision
             await self._model_request.serve(plan, tokens)

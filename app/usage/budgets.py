@@ -11,7 +11,6 @@ awaited.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from app.database import Database
@@ -77,12 +76,7 @@ class BudgetReservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.hold(0, 0)
         self._exited = True
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, select, update
@@ -45,15 +45,9 @@ class Outbox:
         """Insert an alert for each share that has none yet."""
         rows = [
             {
-                "subject": one.subject,
+                **asdict(one),
                 "name": storable(one.name, 200),
-                "period": one.period,
-                "day": one.day,
-                "measure": one.measure,
-                "budget": one.budget,
-                "permille": one.permille,
                 "id": f"msg_{secrets.token_urlsafe(18)}",
-                "used": one.used,
                 "at_ms": now_ms,
                 "attempts": 0,
                 "due_ms": now_ms,
@@ -120,18 +114,6 @@ def _is(webhook_id: str) -> ColumnElement[bool]:
 
 
 def _alert(row: Mapping[Any, Any]) -> Alert:
-    return Alert(
-        id=row["id"],
-        subject=row["subject"],
-        name=row["name"],
-        period=row["period"],
-        day=row["day"],
-        measure=row["measure"],
-        budget=row["budget"],
-        permille=row["permille"],
-        used=row["used"],
-        at_ms=row["at_ms"],
-        attempts=row["attempts"] + 1,
-        key_name=row["key_name"],
-        owner=row["owner"],
-    )
+    """Return the alert of a row that was claimed: every column but the time when it is due."""
+    fields = {name: value for name, value in row.items() if name != "due_ms"}
+    return Alert(**{**fields, "attempts": row["attempts"] + 1})

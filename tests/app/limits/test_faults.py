@@ -272,7 +272,7 @@ async def test_slot_granted_by_redis_is_released_in_redis(
         with await gateway.limiter.decide(request) as decision:
             own_redis.pause()
             assert await passes(gateway.limiter, request)  # by this gateway's own count
-            decision.settle(40)
+            decision.used = 40
         own_redis.resume()
         await gateway.found()
         after = await gateway.limiter.decide(request)

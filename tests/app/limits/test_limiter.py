@@ -72,7 +72,7 @@ async def test_release_returns_slot_and_tokens_but_not_the_request(
 async def test_tokens_that_were_used_stay_used(limiter: Limiter) -> None:
     limited = ask(limits(tokens=100), tokens=60)
     with await limiter.decide(limited) as decision:
-        decision.settle(30)
+        decision.used = 30
     assert await passes(limiter, limited)
     assert not await passes(limiter, limited)
 
@@ -80,7 +80,7 @@ async def test_tokens_that_were_used_stay_used(limiter: Limiter) -> None:
 async def test_more_tokens_than_were_reserved_are_owed(limiter: Limiter) -> None:
     limited = ask(limits(tokens=600), tokens=10)
     with await limiter.decide(limited) as decision:
-        decision.settle(1210)
+        decision.used = 1210
     refusal = (await limiter.decide(limited)).refusal
     assert refusal is not None
     assert refusal.limit == "tokens"
@@ -139,7 +139,7 @@ async def test_unlimited_request_makes_no_call_and_has_no_headers(limiter: Limit
     decision = at_once(limiter, ask(NONE, NONE))
     assert decision.headers == []
     with decision:
-        decision.settle(5)
+        decision.used = 5
 
 
 async def test_slot_is_released_however_the_request_ends(limiter: Limiter) -> None:
@@ -203,10 +203,10 @@ async def test_charges_of_key_owner_and_model_balance_however_requests_end(
             if end == 0:
                 raise ZeroDivisionError  # nothing was used
             if end == 1:
-                decision.settle_as_reserved()
+                decision.used = decision.terms.tokens
                 took = tokens
             else:
-                decision.settle(took)
+                decision.used = took
             for place in f"key {key}", teams[key].name, "model":
                 used[place] += took
 
@@ -322,7 +322,7 @@ async def test_pending_releases_are_sent_at_shutdown(
     async with limiter_on(redis_server.url, prefix) as one:
         held = await one.decide(limited)
         with held:
-            held.settle(3)
+            held.used = 3
     async with limiter_on(redis_server.url, prefix) as other:
         headers = dict((await other.decide(limited)).headers)
         assert headers[b"x-ratelimit-remaining-tokens"] == b"6"
@@ -350,7 +350,7 @@ async def test_every_redis_key_expires(
                 if decision.refusal is None:
                     with decision:
                         await asyncio.sleep(0)
-                        decision.settle(chance.randrange(3000))
+                        decision.used = chance.randrange(3000)
 
         await asyncio.gather(*(some(one) for _ in range(10) for one in (a, b)))
         keys = list(client.scan_iter(f"{{{prefix}}}*"))

@@ -225,7 +225,7 @@ async def test_attached_fallback_is_settled_as_well() -> None:
 
     with await of("asked", 5000) as decision, await of("fallback", 5000) as share:
         charge = Reservation(decision, None, 1.0)
-        charge.attach(share)
+        charge.fallback = share
         charge.settle(Usage(400, 100), "fallback")
     for model in ("asked", "fallback"):
         with await of(model, 0) as decision:

@@ -50,18 +50,19 @@ class CallBuilder(msgspec.Struct, frozen=True):
         With `more` changes and its `recording`, a stream goes on at this engine.
         """
         plan, request, model = self.plan, self.request, self.model
-        changes, dropped, model_line = plan.rewrite.changes, plan.rewrite.dropped, model.header_line
+        rewrite, model_line = plan.rewrite, model.header_line
+        changes, dropped, opening = rewrite.changes, rewrite.dropped, rewrite.opening
         if recording is None and model.continuation is not None:
             recording = self._recording(replica, model.continuation)
             if recording is not None and recording.answer is not None:
                 more = WITH_IDS
         if self.response_id is not None:
-            changes = with_response_id(changes, self.response_id)
+            changes, opening = with_response_id(changes, self.response_id), b""
         if more:
-            changes = {**changes, **more}
+            changes, opening = {**changes, **more}, b""
         if dropped:
             model_line += _dropped_line(dropped)
-        raw = plan.body.for_engine(model.served_name(replica), changes, dropped)
+        raw = plan.body.for_engine(model.served_name(replica), changes, dropped, opening)
         priority = request.principal.priority if replica.by_priority else None
         engine_request = build_engine_request(request, raw, self.engine_id, priority)
         both_fields = model.both_reasoning_fields and request.endpoint.label in CHATS

@@ -112,11 +112,13 @@ class ParsedBody(msgspec.Struct, frozen=True):
         served_name: str,
         changes: Mapping[str, bytes] = _NOTHING,
         dropped: Collection[str] = (),
+        opening: bytes = b"",
     ) -> bytes:
         """Return the body with `model` as the engine knows it and other members changed.
 
-        `changes` are encoded values by name. Without any change it is the same bytes. A form has
-        no other members.
+        `changes` are encoded values by name; `opening` is `opening_of(changes)`, where they are
+        known to be new members. Without any change it is the same bytes. A form has no other
+        members.
         """
         renamed = served_name != self.model
         members = self.members
@@ -125,14 +127,11 @@ class ParsedBody(msgspec.Struct, frozen=True):
                 return self.raw
             start, end = self.model_at
             return b"".join((self.raw[:start], served_name.encode(), self.raw[end:]))
-        if not (renamed or dropped) and members.keys().isdisjoint(changes):
-            raw = self.raw
+        if not (renamed or dropped) and (opening or members.keys().isdisjoint(changes)):
             if not changes:
-                return raw
-            opening = b"{"
-            for name, value in changes.items():
-                opening += b'"%b":%b,' % (name.encode(), value)
-            return raw.replace(b"{", opening, 1)  # one copy, without a view of the body
+                return self.raw
+            # One copy, without a view of the body.
+            return self.raw.replace(b"{", opening or opening_of(changes), 1)
         after: dict[str, bytes | memoryview] = {
             name: memoryview(value) for name, value in members.items() if name not in dropped
         }
@@ -149,6 +148,11 @@ class ParsedBody(msgspec.Struct, frozen=True):
         if raw is None:
             return 1
         return max(len(_list.decode(raw)), 1) if _LIST_OF_INPUTS.match(raw) else 1
+
+
+def opening_of(changes: Mapping[str, bytes]) -> bytes:
+    """Return the beginning of an object that has new members before all others."""
+    return b"{" + b"".join(b'"%b":%b,' % (name.encode(), v) for name, v in changes.items())
 
 
 def is_quick(raw: bytes) -> bool:

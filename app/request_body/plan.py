@@ -50,7 +50,7 @@ class BodyRules(msgspec.Struct, frozen=True):
     output_bound: int | None = None
     # By the names of a body's members: its rewrite, where that is the constant one, and then its
     # output limits, where its cost is the usual one.
-    known: dict[MemberNames, tuple[Rewrite | None, Collection[str] | None]] = {}
+    known: dict[MemberNames | None, tuple[Rewrite | None, Collection[str] | None]] = {}
 
     def learn(self, body: ParsedBody) -> tuple[Rewrite | None, Collection[str] | None]:
         """Return what is in `known` of a body from now on."""
@@ -113,9 +113,8 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
 
     Raises BadRequest for what this model or key does not accept.
     """
-    usual, names = rules.usual_cost, body.names
-    known = None if names is None else rules.known.get(names)
-    rewrite, limits = known or rules.learn(body)
+    usual = rules.usual_cost
+    rewrite, limits = rules.known.get(body.names) or rules.learn(body)
     if rewrite is None:
         rewrite = rewrite_body(label, body, model.bounds, rules.fields, rules.salt)
         if label == RESPONSES:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from app.errors import FieldNotAllowed
-from app.request_body.body import Members, ParsedBody
+from app.request_body.body import Members, ParsedBody, opening_of
 from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from app.request_body.field_rules import FieldRules, is_over, number_of
 from app.routing import Bounds
@@ -80,6 +80,8 @@ class Rewrite(msgspec.Struct, frozen=True):
     one_choice: bool = True
     # Usage is in a header that the client did not ask for.
     withhold_metadata: bool = False
+    # The changes as new members of a body (`opening_of`), where none of them replaces another.
+    opening: bytes = b""
 
     def value(self, body: ParsedBody, name: str) -> bytes:
         """Return a member as the engine will see it; b"": there is none."""
@@ -94,7 +96,7 @@ class Rewrite(msgspec.Struct, frozen=True):
 
     def changed(self, changes: Mapping[str, bytes]) -> "Rewrite":
         """Return this rewrite with more changes."""
-        return msgspec.structs.replace(self, changes={**self.changes, **changes})
+        return msgspec.structs.replace(self, changes={**self.changes, **changes}, opening=b"")
 
 
 def rewrite_body(
@@ -150,7 +152,8 @@ class ConstantRewrite(msgspec.Struct, frozen=True):
             return None
         salted = salt is not None and endpoint in SALTED
         changes = {"cache_salt": salt} if salted and salt is not None else {}
-        return cls(Rewrite(changes), rules.touched | _DECIDING)
+        rewrite = Rewrite(changes, opening=opening_of(changes) if changes else b"")
+        return cls(rewrite, rules.touched | _DECIDING | changes.keys())
 
     def holds_for(self, body: ParsedBody) -> bool:
         """Return whether it is the rewrite of this body."""

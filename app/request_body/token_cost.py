@@ -158,8 +158,13 @@ class UsualCost(msgspec.Struct, frozen=True):
         if longest is None:
             plausible_prompt = max(size, length)
             return Cost(prompt, output, most_prompt, 1, plausible_prompt, plausible_output, output)
-        prompt, most_output = min(prompt, longest), min(output, longest)
-        output = min(output, max(longest - prompt, 1))
+        most_output = output if output < longest else longest
+        if prompt >= longest:
+            prompt, room = longest, 1
+        else:
+            room = longest - prompt
+        if output > room:
+            output = room
         return Cost(prompt, output, most_prompt, 1, length, plausible_output, most_output, longest)
 
 

@@ -35,9 +35,7 @@ class Http1Client:
         self._open: set[Http1Connection] = set()  # idle or in an exchange
         # The loop's time; asyncio.get_running_loop would call getpid. Set by the first connection.
         self._time: Callable[[], float]
-        # Exchanges in flight, until the end of their response bodies.
-        self.in_flight = 0
-        self.became_idle: asyncio.Event | None = None  # set up by `wait_idle`
+        self._became_idle: asyncio.Event | None = None  # set up by `wait_idle`
         self.direct_to(address, headers)
 
     def direct_to(
@@ -91,11 +89,16 @@ class Http1Client:
         """
         return max((connection.waiting_s(now) for connection in self._open), default=0.0)
 
+    @property
+    def in_flight(self) -> int:
+        """Exchanges in flight, until the end of their response bodies."""
+        return len(self._open) - len(self._idle)
+
     async def wait_idle(self) -> None:
         """Wait until no exchange is in flight."""
         if self.in_flight:
-            self.became_idle = self.became_idle or asyncio.Event()
-            await self.became_idle.wait()
+            self._became_idle = self._became_idle or asyncio.Event()
+            await self._became_idle.wait()
 
     def close(self) -> None:
         """Close every connection; responses in flight fail with EngineDied."""
@@ -105,18 +108,23 @@ class Http1Client:
 
     # What connections call; see `engines.http.connection.Pool`
 
-    def on_idle(self) -> None:
-        if self.became_idle is not None:
-            self.became_idle.set()
-            self.became_idle = None
-
     def release(self, connection: Http1Connection) -> None:
         self._idle.append(connection)
+        if self._became_idle is not None:
+            self._note_idle()
 
     def discard(self, connection: Http1Connection) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+        if self._became_idle is not None:
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Wake what waits until no exchange is in flight, if none is."""
+        if self._became_idle is not None and not self.in_flight:
+            self._became_idle.set()
+            self._became_idle = None
 
     def _pop_idle(self) -> Http1Connection | None:
         """Return the connection that was used last, if any; it may have closed meanwhile."""

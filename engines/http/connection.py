@@ -34,19 +34,13 @@ class Pool(Protocol):
     address: Address
     timeouts: Timeouts
     least_timeout_s: float  # the less of those between two bytes, and before the first
-    in_flight: int
-    became_idle: asyncio.Event | None  # set while something waits until no exchange is in flight
 
     def release(self, connection: "Http1Connection") -> None:
         """Take back a connection after a complete response."""
         ...
 
     def discard(self, connection: "Http1Connection") -> None:
-        """Drop a connection that has closed."""
-        ...
-
-    def on_idle(self) -> None:
-        """Note that no exchange is in flight any longer."""
+        """Drop a connection that closes, or has closed; safe to call at any time."""
         ...
 
 
@@ -98,12 +92,11 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             raise ClosedBeforeResponse(f"{pool.address} closed the connection")
         response = ResponseBody(self, loop)
         self._response = response
-        pool.in_flight += 1
         headers_received: asyncio.Future[ResponseBody] = loop.create_future()
         self._awaiting = headers_received
         self._headers = response.headers
         self._framing_bytes = self._trailer_bytes = 0
-        self._any_byte = self._message_complete = self._until_close = False
+        self._any_byte = self._message_complete = False
         now = loop.time()
         self._first_byte_due = now + pool.timeouts.first_byte_s
         # The earlier timeout; when it fires, the rest of the other one is waited for.
@@ -160,7 +153,6 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         response = self._response
         if response is None:
             # Unsolicited bytes: the next request could take them for its response.
-            self._pool.discard(self)
             self.abort()
             return
         self._any_byte = True
@@ -270,7 +262,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
 
         After a response that arrived before the whole request was sent, the rest is still buffered.
         """
-        response, transport, tcp = self._end(), self._transport, self._tcp
+        response, self._response = self._response, None
+        transport, tcp = self._transport, self._tcp
         if (
             reusable
             and transport is not None
@@ -283,6 +276,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             self.idle_since = self._last_byte
             self._pool.release(self)
         elif transport is not None:
+            self._pool.discard(self)
             transport.abort()
         if response is not None:
             response.finish()
@@ -299,14 +293,10 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             response.fail(error)
 
     def _end(self) -> ResponseBody | None:
-        """End the exchange, if there is one; return its response."""
+        """End the exchange, if there is one, and leave the pool; return its response."""
+        self._pool.discard(self)
         response, self._response = self._response, None
         self._awaiting = self._headers = None
-        if response is not None:
-            pool = self._pool
-            pool.in_flight = left = pool.in_flight - 1
-            if not left and pool.became_idle is not None:
-                pool.on_idle()
         return response
 
     # `MovingDeadline`

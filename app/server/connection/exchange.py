@@ -173,7 +173,7 @@ class HttpExchange:
             headers, body = _bodiless(status, headers), b""
         elif b"content-length" not in dict(headers):
             headers = [*headers, (b"content-length", b"%d" % len(body))]
-        self.bytes_out += len(body)
+        self.bytes_out = len(body)
         connection = self._connection
         if connection.flow.write_paused:
             await self._drained()

@@ -129,8 +129,9 @@ class ClientConnection(RequestParser):
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
-        known, flow = self._known_head, self.flow
-        if known is None or self._phase is not IDLE or self._busy or flow.unparsed:
+        known, flow, running = self._known_head, self.flow, self._running
+        busy = running is not None and not running.response_complete
+        if known is None or self._phase is not IDLE or busy or flow.unparsed:
             self._parse(flow.take() + data if flow.unparsed else data)
         elif (found := known.read(data)) is None or not self._accept_known(known, *found):
             self._parse(data)

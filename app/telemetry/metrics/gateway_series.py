@@ -20,7 +20,7 @@ from app.telemetry.metrics.buckets import (
     TTFT_BUCKETS,
 )
 from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
-from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry, create_series
+from app.telemetry.metrics.series import Buckets, Counter, Gauge, Histogram, Registry, create_series
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 
 # Cached tokens are part of the prompt tokens.
@@ -45,6 +45,17 @@ CONTINUATION_OUTCOMES = {
 }  # fmt: skip
 
 _MODEL = ("model",)
+
+
+class _Completed:
+    """What completed requests of a model at an endpoint with a status count in."""
+
+    __slots__ = ("duration", "labels", "tokens")
+
+    def __init__(self, labels: tuple[str, str, str], duration: Buckets) -> None:
+        self.labels = labels
+        self.duration = duration
+        self.tokens: list[int] | None = None  # of the model; None: there was no usage yet
 
 
 class Metrics:
@@ -378,6 +389,8 @@ class Metrics:
         self._info.set((version("vllm-gateway"),), 1)
         # By model, in the order of TOKEN_KINDS; copied to the series at a scrape.
         self._token_counts: dict[str, list[int]] = {}
+        # By model, endpoint and status.
+        self._completed: dict[tuple[str, str, int], _Completed] = {}
         self.registry.before_scrape(self._set_tokens)
 
     def add_model(self, model: str) -> None:
@@ -397,18 +410,28 @@ class Metrics:
 
     def record(self, record: RequestRecord) -> None:
         """Record a completed request, with its outcome and tokens if it reached an engine."""
-        self.record_request(record.model, record.endpoint, record.status, record.total_s)
+        of = record.model, record.endpoint, record.status
+        series = self._completed.get(of) or self._open_completed(*of)
+        self.requests.values[series.labels] += 1
+        series.duration.observe(record.total_s)
         if record.engine is None:
             return
         self.usage_records.values[(record.outcome,)] += 1
         if (usage := record.usage) is not None:
-            counts = self._token_counts.get(record.model)
-            if counts is None:
-                counts = self._token_counts[record.model] = [0, 0, 0]
-            counts[0] += usage.prompt
-            counts[2] += usage.completion
+            tokens = series.tokens
+            if tokens is None:
+                tokens = series.tokens = self._token_counts.setdefault(record.model, [0, 0, 0])
+            tokens[0] += usage.prompt
+            tokens[2] += usage.completion
             if usage.cached:
-                counts[1] += usage.cached
+                tokens[1] += usage.cached
+
+    def _open_completed(self, model: str, endpoint: str, status: int) -> "_Completed":
+        labels = (model, endpoint, str(status))
+        self.requests.add(labels, 0)
+        duration = self.request_duration.buckets((model, endpoint))
+        series = self._completed[model, endpoint, status] = _Completed(labels, duration)
+        return series
 
     def record_refusal(self, status: int) -> None:
         """Record a request that was refused before its model and endpoint were known."""

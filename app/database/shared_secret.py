@@ -29,16 +29,12 @@ class SharedSecret:
         self._database = database
         self._name = name
         self._retry_s = retry_s
-        self._value = secrets.token_bytes(LENGTH)
+        # The shared bytes; private ones while `shared` is false.
+        self.value = secrets.token_bytes(LENGTH)
         self._shared = False
 
     def __repr__(self) -> str:
         return f"<SharedSecret {self._name}>"
-
-    @property
-    def value(self) -> bytes:
-        """The shared bytes; private ones while `shared` is false."""
-        return self._value
 
     @property
     def shared(self) -> bool:
@@ -54,12 +50,12 @@ class SharedSecret:
         if found is None:
             async with self._database.write(Lane.REQUESTS) as connection:
                 made = dialect_insert(schema.secrets, self._database.dialect).values(
-                    name=self._name, value=self._value
+                    name=self._name, value=self.value
                 )
                 await connection.execute(made.on_conflict_do_nothing())
                 found = await self._read(connection)  # another gateway may have been first
         assert found is not None
-        self._value, self._shared = found, True
+        self.value, self._shared = found, True
 
     async def run(self) -> None:
         """Load the shared bytes, retrying until the database answers."""

@@ -59,8 +59,8 @@ class LimitDecision(msgspec.Struct, gc=False, eq=False):
     terms: Terms
     reading: Reading
     burst_s: float
-    # Releases slots and refunds unused tokens. None: nothing is held.
-    release: Callable[[Terms, float], None] | None
+    # Releases slots and refunds unused tokens at a monotonic time. None: nothing is held.
+    release: Callable[[Terms, float, float], None] | None
     # Tokens that the request has used.
     used: float = 0.0
 
@@ -90,7 +90,7 @@ class LimitDecision(msgspec.Struct, gc=False, eq=False):
         release = self.release
         if release is not None:
             self.release = None
-            release(self.terms, self.used)
+            release(self.terms, self.used, monotonic())
 
 
 class Limiter:
@@ -108,7 +108,7 @@ class Limiter:
         self._policy = settings.redis_unavailable
         self._metrics = metrics
         self._memory = MemoryStore(settings.burst_s)
-        self._release = self._release_in_memory  # one bound method for all decisions
+        self._release = self._memory.release  # one bound method for all decisions
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
             from app.limits import redis_store as redis
@@ -195,9 +195,6 @@ class Limiter:
         reading = self._memory.decide(terms, monotonic())
         return LimitDecision(terms, reading, self._burst_s, self._release)
 
-    def _release_in_memory(self, terms: Terms, tokens: float) -> None:
-        self._memory.release(terms, tokens, monotonic())
-
     def _redis_changed(self, reason: str | None) -> None:
         self._metrics.redis_available.set((), reason is None)
         if reason is None:
@@ -208,7 +205,7 @@ class Limiter:
 
 
 def _release_in_redis(
-    redis: "RedisStore", decision: "LeasedReading", terms: Terms, tokens: float
+    redis: "RedisStore", decision: "LeasedReading", terms: Terms, tokens: float, _: float
 ) -> None:
     redis.release(decision, terms, settlement(terms, tokens))
 

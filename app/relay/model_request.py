@@ -103,7 +103,8 @@ class ModelRequest(msgspec.Struct, eq=False):
 
         Returns the interruption of a stream that may go on elsewhere.
         """
-        services, request, model, on_head = self.services, self.request, calls.model, None
+        services, request, model = self.services, self.request, calls.model
+        on_head = None
         attempts = Attempts(model, calls.plan, request, services.metrics)
         while True:
             replica = attempts.next_replica()

@@ -6,7 +6,7 @@ before its body is parsed.
 """
 
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qs
@@ -39,9 +39,6 @@ from app.request_body import (
 )
 from app.routing import Model
 from app.usage import BudgetReservation
-
-# The budget of a key that has none.
-_NO_BUDGET = nullcontext()
 
 
 def handle_request(services: RelayServices, request: RequestContext) -> Coroutine[Any, Any, None]:
@@ -119,40 +116,39 @@ async def _serve(
     assert binding is not None
     tokens = reserved_tokens(plan.cost, endpoint, bounds.tokenize_weight)
     terms = (binding.precharged_limits if precharged else binding.limits).terms(tokens)
-    limiter = services.limiter
-    decision = limiter.decide_at_once(terms) or await limiter.decide_terms(terms)
+    decision = services.limiter.decide_at_once(terms)
+    if decision is None:
+        decision = await services.limiter.decide_terms(terms)
     request.exchange.rate_lines = decision.header_lines
     with decision:
-        budgeting: AbstractContextManager[BudgetReservation | None] = (
-            await _reserve_budget(services, request, plan)
-            if request.principal.has_budget and endpoint.metered
-            else _NO_BUDGET
-        )
-        with budgeting as budget:
+        budget: BudgetReservation | None = None
+        if request.principal.has_budget and endpoint.metered:
+            budget = await _reserve_budget(services, request, plan)
+        reservation = Reservation(decision, budget, bounds.cached_weight)
+        model_request = ModelRequest(services, request, reservation, planned_at)
+        chain: FallbackChain | None = None
+        keep_alive: KeepAlive | None = None
+        try:
             if request.output_bound is not None:
                 plan = plan_request(services, request, plan.body, plan.model)
-            reservation = Reservation(decision, budget, bounds.cached_weight)
-            model_request = ModelRequest(services, request, reservation, planned_at)
-            chain: FallbackChain | None = None
-            keep_alive: KeepAlive | None = None
             if bounds.keepalive_s and plan.is_true("stream"):
                 # Before lease and permit: a stream that waits for them is silent as well.
                 keep_alive = KeepAlive(request.exchange, bounds.keepalive_s)
-            try:
-                if endpoint.label == RESPONSES:
-                    request.pinned_engine = await find_previous_engine(services, request, plan)
-                if plan.model.on_demand and plan.model.fallbacks:
-                    chain = _fallback_chain(services, request, plan.model)
-                await model_request.serve(plan, tokens, chain)
-            except CANNOT_SERVE as error:
-                # A traceback would keep the body until the next garbage collection.
-                fault = error.with_traceback(None)
-                chain = chain or _fallback_chain(services, request, plan.model)
-                fallback = Fallback(services, request, model_request, chain, fault)
-                await fallback.serve(plan, tokens)
-            finally:
-                if keep_alive is not None:
-                    keep_alive.stop()
+            if endpoint.label == RESPONSES:
+                request.pinned_engine = await find_previous_engine(services, request, plan)
+            if plan.model.on_demand and plan.model.fallbacks:
+                chain = _fallback_chain(services, request, plan.model)
+            await model_request.serve(plan, tokens, chain)
+        except CANNOT_SERVE as error:
+            # A traceback would keep the body until the next garbage collection.
+            fault = error.with_traceback(None)
+            chain = chain or _fallback_chain(services, request, plan.model)
+            await Fallback(services, request, model_request, chain, fault).serve(plan, tokens)
+        finally:
+            if keep_alive is not None:
+                keep_alive.stop()
+            if budget is not None:
+                budget.close()
 
 
 def _fallback_chain(
@@ -265,8 +261,10 @@ def _plan_for_model(services: RelayServices, request: RequestContext, body: Pars
         split, bounds = binding, services.bounds
         binding = services.bindings.find_target(split, hints.session(), endpoint, bounds)
         services.metrics.split_requests.add((split.model.name, binding.model.name))
-    model, request.binding = binding.model, binding
-    request.model, request.requested_model = model.name, body.model
+    request.binding = binding
+    model = binding.model
+    request.model = model.name
+    request.requested_model = body.model
     if not binding.served:
         raise model.not_served(endpoint.label, body.model)
     return plan_body(endpoint.label, body, model, binding.rules)

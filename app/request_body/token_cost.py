@@ -154,7 +154,9 @@ class UsualCost(msgspec.Struct, frozen=True):
             if output < PLAUSIBLE_LENGTH:
                 plausible_output = output
         size = len(body.raw)
-        prompt, most_prompt = size // BYTES_PER_TOKEN, min(sum(map(len, members.values())), length)
+        prompt, most_prompt = size // BYTES_PER_TOKEN, sum(map(len, members.values()))
+        if most_prompt > length:
+            most_prompt = length
         if longest is None:
             plausible_prompt = max(size, length)
             return Cost(prompt, output, most_prompt, 1, plausible_prompt, plausible_output, output)

@@ -202,6 +202,8 @@ class BudgetAccounts:
         return account
 
     def _on_record(self, batch: int, ended: EndedRequest) -> None:
+        if not (self._keys or self._owners):
+            return
         record = ended.record
         if record.usage is None:
             return

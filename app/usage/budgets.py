@@ -11,7 +11,6 @@ awaited.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Self
 
 from app.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
@@ -35,15 +34,15 @@ NEARLY = 0.9
 
 
 class BudgetReservation:
-    """What is reserved for a request in each of its accounts, until the context exits.
+    """What is reserved for a request in each of its accounts, until it is closed.
 
     `price_of` is None where no account has a budget in money.
 
-    The ledger counts a request from its record on. So exit the context and add the record in the
-    same turn of the event loop, in any order: then the request is counted exactly once.
+    The ledger counts a request from its record on. So close it and add the record in the same turn
+    of the event loop, in any order: then the request is counted exactly once.
     """
 
-    __slots__ = ("_exited", "_price_of", "accounts", "cost", "tokens")
+    __slots__ = ("_closed", "_price_of", "accounts", "cost", "tokens")
 
     def __init__(
         self,
@@ -56,12 +55,12 @@ class BudgetReservation:
         self.tokens = 0
         self.cost = 0
         self._price_of = price_of
-        self._exited = False
+        self._closed = False
         self.hold(tokens, cost)
 
     def hold(self, tokens: int, cost: int) -> None:
         """Replace what is reserved."""
-        if not self._exited:
+        if not self._closed:
             for account in self.accounts:
                 account.spending["tokens"].held += tokens - self.tokens
                 if cost != self.cost:
@@ -73,12 +72,10 @@ class BudgetReservation:
         price = None if self._price_of is None else self._price_of(model)
         self.hold(tokens_of(usage), 0 if price is None else price.cost(usage))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give back what is reserved."""
         self.hold(0, 0)
-        self._exited = True
+        self._closed = True
 
 
 class Budgets:
@@ -106,7 +103,7 @@ class Budgets:
         output: int = 0,
         model: str = "",
     ) -> BudgetReservation:
-        """Reserve in the budgets of a key and its owner; exit the returned context.
+        """Reserve in the budgets of a key and its owner; close the returned reservation.
 
         `prompt` of the tokens are the prompt's, at the prices of `model`. `output` is the longest
         answer, where that is more than the rest: money is reserved for both. `elastic` is for a

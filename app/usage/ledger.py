@@ -136,13 +136,13 @@ class Ledger:
         if record.engine is None and not self._is_kept_failure(ended):
             return ended
         batch = self._open
+        count = len(batch.records)
         # The open batch counts among those that wait.
-        if len(batch.records) >= BATCH and (len(self._closed) + 2) * BATCH <= self._max_waiting:
+        if count >= BATCH and (len(self._closed) + 2) * BATCH <= self._max_waiting:
             self._close_batch()
-            batch = self._open
+            batch, count = self._open, 0
         if self._listener is not None:
             self._listener(batch.number, ended)
-        count = len(batch.records)
         if count >= BATCH or self._ended:
             self._overflow(1)
             return ended

@@ -118,6 +118,8 @@ class ResponseBody:
             self._sink = None
         else:
             self._chunks.append(data)
+            if last:
+                return True
             self._size += len(data)
         if not last:
             self._wake()

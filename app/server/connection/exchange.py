@@ -70,6 +70,7 @@ class HttpExchange:
     client_wait_s = 0.0
     streaming = False
     response_complete = False  # uvicorn's cycles have this name too
+    more_body = True  # of the request
     # Set by the connection before the task starts.
     keep_alive = True
     version_1_0 = False
@@ -118,8 +119,10 @@ class HttpExchange:
         self.received_at = perf_counter()
         self._connection = connection
         # Pieces of the body that have arrived and were not taken.
-        self._body: list[bytes] = [] if body is None else [body]
-        self.more_body = body is None  # of the request
+        self._body: list[bytes] = []
+        if body is not None:
+            self._body = [body]
+            self.more_body = False
 
     # The request
 

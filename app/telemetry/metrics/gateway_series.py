@@ -20,7 +20,7 @@ from app.telemetry.metrics.buckets import (
     TTFT_BUCKETS,
 )
 from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
-from app.telemetry.metrics.series import Buckets, Counter, Gauge, Histogram, Registry, create_series
+from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry, create_series
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 
 # Cached tokens are part of the prompt tokens.
@@ -47,15 +47,8 @@ CONTINUATION_OUTCOMES = {
 _MODEL = ("model",)
 
 
-class _Completed:
-    """What completed requests of a model at an endpoint with a status count in."""
-
-    __slots__ = ("duration", "labels", "tokens")
-
-    def __init__(self, labels: tuple[str, str, str], duration: Buckets) -> None:
-        self.labels = labels
-        self.duration = duration
-        self.tokens: list[int] | None = None  # of the model; None: there was no usage yet
+# Completed requests that are counted at a time.
+COMPLETED_AT_ONCE = 64
 
 
 class Metrics:
@@ -389,8 +382,7 @@ class Metrics:
         self._info.set((version("vllm-gateway"),), 1)
         # By model, in the order of TOKEN_KINDS; copied to the series at a scrape.
         self._token_counts: dict[str, list[int]] = {}
-        # By model, endpoint and status.
-        self._completed: dict[tuple[str, str, int], _Completed] = {}
+        self._completed: list[RequestRecord] = []  # not counted yet
         self.registry.before_scrape(self._set_tokens)
 
     def add_model(self, model: str) -> None:
@@ -410,28 +402,27 @@ class Metrics:
 
     def record(self, record: RequestRecord) -> None:
         """Record a completed request, with its outcome and tokens if it reached an engine."""
-        of = record.model, record.endpoint, record.status
-        series = self._completed.get(of) or self._open_completed(*of)
-        self.requests.values[series.labels] += 1
-        series.duration.observe(record.total_s)
-        if record.engine is None:
-            return
-        self.usage_records.values[(record.outcome,)] += 1
-        if (usage := record.usage) is not None:
-            tokens = series.tokens
-            if tokens is None:
-                tokens = series.tokens = self._token_counts.setdefault(record.model, [0, 0, 0])
-            tokens[0] += usage.prompt
-            tokens[2] += usage.completion
-            if usage.cached:
-                tokens[1] += usage.cached
+        self._completed.append(record)
+        if len(self._completed) >= COMPLETED_AT_ONCE:
+            self.count_completed()
 
-    def _open_completed(self, model: str, endpoint: str, status: int) -> "_Completed":
-        labels = (model, endpoint, str(status))
-        self.requests.add(labels, 0)
-        duration = self.request_duration.buckets((model, endpoint))
-        series = self._completed[model, endpoint, status] = _Completed(labels, duration)
-        return series
+    def count_completed(self) -> None:
+        """Count the requests that were recorded; done before every read of their series."""
+        completed, self._completed = self._completed, []
+        requests, outcomes = self.requests.values, self.usage_records.values
+        durations = self.request_duration.buckets
+        for record in completed:
+            model, endpoint = record.model, record.endpoint
+            labels = (model, endpoint, str(record.status))
+            requests[labels] = requests.get(labels, 0) + 1
+            durations((model, endpoint)).observe(record.total_s)
+            if record.engine is not None:
+                outcomes[(record.outcome,)] += 1
+                if (usage := record.usage) is not None:
+                    tokens = self._token_counts.setdefault(model, [0, 0, 0])
+                    tokens[0] += usage.prompt
+                    tokens[1] += usage.cached
+                    tokens[2] += usage.completion
 
     def record_refusal(self, status: int) -> None:
         """Record a request that was refused before its model and endpoint were known."""
@@ -440,9 +431,11 @@ class Metrics:
     @property
     def completion_tokens(self) -> int:
         """Completion tokens of completed requests, of all models."""
+        self.count_completed()
         return sum(counts[2] for counts in self._token_counts.values())
 
     def _set_tokens(self) -> None:
+        self.count_completed()
         for model, counts in self._token_counts.items():
             for kind, count in zip(TOKEN_KINDS, counts, strict=True):
                 self.tokens.values[model, kind] = count

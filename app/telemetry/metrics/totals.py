@@ -29,6 +29,7 @@ class Totals:
 
 def read_totals(metrics: Metrics) -> Totals:
     """Return the sums at this moment."""
+    metrics.count_completed()
     errors = refused = 0.0
     for (_, _, status), count in metrics.requests.values.items():
         if status.startswith("5"):
@@ -57,6 +58,7 @@ class ModelTotals:
 
 def read_model_totals(metrics: Metrics) -> dict[str, ModelTotals]:
     """Return the counts of each model at this moment."""
+    metrics.count_completed()
     requests: Counter[str] = Counter()
     for (model, _, _), count in metrics.requests.values.items():
         requests[model] += int(count)

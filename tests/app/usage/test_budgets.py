@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import pytest
 
@@ -52,7 +52,9 @@ class Gateway:
         owner: Owner | None = None,
     ) -> bool:
         try:
-            with await self.budgets.reserve(budgeted(key_id, daily, monthly, owner=owner), tokens):
+            with closing(
+                await self.budgets.reserve(budgeted(key_id, daily, monthly, owner=owner), tokens)
+            ):
                 return True
         except QuotaUsedUp:
             return False
@@ -75,7 +77,7 @@ async def running(database: Database, clock: Clock) -> AsyncIterator[Gateway]:
 async def read_again(gateway: Gateway, clock: Clock, key_id: str = "key-1") -> None:
     """Let so much time pass that the next request waits for the database."""
     clock.now += STALE_S
-    with await gateway.budgets.reserve(budgeted(key_id, None, None), 1):
+    with closing(await gateway.budgets.reserve(budgeted(key_id, None, None), 1)):
         pass
 
 
@@ -127,7 +129,9 @@ class TestOneGateway:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve(budgeted("key-1", 100, None), 60) as reservation:
+            with closing(
+                await gateway.budgets.reserve(budgeted("key-1", 100, None), 60)
+            ) as reservation:
                 assert await gateway.has_spent(60)
                 reservation.settle(Usage(25, 0), "demo")
                 assert await gateway.has_spent(25)
@@ -139,7 +143,7 @@ class TestOneGateway:
     ) -> None:
         async with running(database, clock) as gateway:
             reservation = await gateway.budgets.reserve(budgeted("key-1", 100, None), 60)
-            with contextlib.suppress(ZeroDivisionError), reservation:
+            with contextlib.suppress(ZeroDivisionError), closing(reservation):
                 raise ZeroDivisionError
             assert await gateway.has_spent(0)
 
@@ -147,7 +151,9 @@ class TestOneGateway:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve(budgeted("key-1", 100, None), 60) as reservation:
+            with closing(
+                await gateway.budgets.reserve(budgeted("key-1", 100, None), 60)
+            ) as reservation:
                 pass
             reservation.settle(Usage(30, 0), "demo")
             assert await gateway.has_spent(0)
@@ -204,7 +210,7 @@ class TestOneGateway:
     ) -> None:
         clock.set("2026-11-30T23:59:59.9")
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve(budgeted("key-1", 100, None), 60):
+            with closing(await gateway.budgets.reserve(budgeted("key-1", 100, None), 60)):
                 clock.set("2026-12-01T00:00:00")
                 assert await gateway.has_spent(60, 60)
 
@@ -241,7 +247,7 @@ class TestWhatIsTold:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve(budgeted("key-1", 100, 100), 100):
+            with closing(await gateway.budgets.reserve(budgeted("key-1", 100, 100), 100)):
                 assert [*gateway.budgets.usage_levels()] == [("day", 0, 0), ("month", 0, 0)]
 
     async def test_idle_key_does_not_count(self, database: Faulty, clock: Clock) -> None:
@@ -315,8 +321,8 @@ class TestOwners:
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
-            with await gateway.budgets.reserve(
-                budgeted("key-1", 100, None, owner=research(100)), 60
+            with closing(
+                await gateway.budgets.reserve(budgeted("key-1", 100, None, owner=research(100)), 60)
             ) as held:
                 assert await gateway.has_spent(60)
                 assert await self.owner_has_spent(gateway, 60)
@@ -350,8 +356,7 @@ class TestOwners:
             assert len(held) == 7
             assert all(isinstance(o, QuotaUsedUp) for o in answers if isinstance(o, BaseException))
             for one in held:
-                with one:
-                    pass
+                one.close()
             assert await self.owner_has_spent(gateway, 0)
 
     async def test_refusal_names_the_budget_of_key_or_owner(
@@ -400,7 +405,7 @@ class TestOwners:
                 asked = gateway.budgets.reserve(
                     budgeted("key-1", key, None, owner=research(owner)), 20, (1, 900)
                 )
-                with await asked as held:
+                with closing(await asked) as held:
                     assert held.tokens == 50
 
     async def test_spending_by_other_gateways_and_before_a_restart_counts(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 import pytest
 
@@ -39,7 +40,7 @@ async def fits(gateway: Gateway, daily: int, cost: int, owner: Owner | None = No
 async def taken(gateway: Gateway, key: object, cost: int) -> bool:
     gateway.ledger.reprice({"nano": PriceSettings(completion=0.001)}, 90, "EUR")
     try:
-        with await gateway.budgets.reserve(key, cost, model="nano"):  # type: ignore[arg-type]
+        with closing(await gateway.budgets.reserve(key, cost, model="nano")):  # type: ignore[arg-type]
             return True
     except QuotaUsedUp:
         return False
@@ -79,7 +80,7 @@ async def test_reservation_is_the_highest_cost_and_settled_by_real_usage(
     gateway: Gateway,
 ) -> None:
     key = budgeted("key-1", daily_cost=NANO)
-    with await gateway.budgets.reserve(key, 150, prompt=100, model="demo") as held:
+    with closing(await gateway.budgets.reserve(key, 150, prompt=100, model="demo")) as held:
         assert held.cost == 100 * PROMPT + 50 * COMPLETION
         assert await has_cost(gateway, held.cost)
         usage = Usage(80, 20, cached=80)
@@ -88,7 +89,7 @@ async def test_reservation_is_the_highest_cost_and_settled_by_real_usage(
         spend(gateway, usage)
     assert await has_cost(gateway, 80 * CACHED + 20 * COMPLETION)
     # A model whose cached tokens cost more than others.
-    with await gateway.budgets.reserve(key, 150, prompt=100, model="dear") as held:
+    with closing(await gateway.budgets.reserve(key, 150, prompt=100, model="dear")) as held:
         assert held.cost == 100 * 3_000
 
 
@@ -123,8 +124,7 @@ async def test_budget_in_tokens_and_budget_in_money_both_hold(gateway: Gateway) 
         (answer,) = await asyncio.gather(reserved, return_exceptions=True)
         assert isinstance(answer, QuotaUsedUp) is not admitted
         if not isinstance(answer, BaseException):
-            with answer:
-                pass
+            answer.close()
 
 
 async def test_a_used_up_budget_in_money_refuses_only_what_costs_something(
@@ -132,7 +132,7 @@ async def test_a_used_up_budget_in_money_refuses_only_what_costs_something(
 ) -> None:
     spend(gateway, Usage(0, 10))
     key = budgeted("key-1", daily_cost=COMPLETION)
-    with await gateway.budgets.reserve(key, 100, model="without a price"):
+    with closing(await gateway.budgets.reserve(key, 100, model="without a price")):
         pass
     with pytest.raises(QuotaUsedUp):
         await gateway.budgets.reserve(key, 100, model="demo")
@@ -142,17 +142,21 @@ async def test_request_without_max_tokens_gets_what_half_of_the_rest_pays(
     gateway: Gateway,
 ) -> None:
     key = budgeted("key-1", daily_cost=1_000 * COMPLETION)
-    with await gateway.budgets.reserve(key, 20, (11, 100_000), prompt=10, model="demo") as held:
+    with closing(
+        await gateway.budgets.reserve(key, 20, (11, 100_000), prompt=10, model="demo")
+    ) as held:
         assert held.tokens == 10 + (500 * COMPLETION - 10 * PROMPT) // COMPLETION
         assert held.cost <= 500 * COMPLETION
     tight = budgeted("key-1", 100, daily_cost=1_000 * COMPLETION)
-    with await gateway.budgets.reserve(tight, 20, (11, 100_000), prompt=10, model="demo") as held:
+    with closing(
+        await gateway.budgets.reserve(tight, 20, (11, 100_000), prompt=10, model="demo")
+    ) as held:
         assert held.tokens == 50
 
 
 async def test_a_dearer_fallback_is_covered_or_refused(gateway: Gateway) -> None:
     key = budgeted("key-1", daily_cost=10 * COMPLETION)
-    with await gateway.budgets.reserve(key, 100, model="without a price") as held:
+    with closing(await gateway.budgets.reserve(key, 100, model="without a price")) as held:
         assert held.cost == 0
         gateway.budgets.cover(held, prompt=0, output=8, model="demo")
         assert await has_cost(gateway, 8 * COMPLETION)
@@ -186,7 +190,7 @@ async def test_nearly_used_and_exhausted_budgets_are_counted_once_an_account(
     gateway: Gateway,
 ) -> None:
     key = budgeted("key-1", 10, daily_cost=100 * COMPLETION, monthly_cost=NANO)
-    with await gateway.budgets.reserve(key, 1, model="demo"):
+    with closing(await gateway.budgets.reserve(key, 1, model="demo")):
         pass
     spend(gateway, Usage(0, 95))
     assert [*gateway.budgets.usage_levels()] == [("day", 1, 1), ("month", 0, 0)]

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -171,12 +172,12 @@ class TestPostgres:
         ledger = ledger_for(database)
         budgets = Budgets(database, ledger)
         try:
-            with await budgets.reserve(budgeted("key-1", 100, None), 10):
+            with closing(await budgets.reserve(budgeted("key-1", 100, None), 10)):
                 pass
             own_postgres.pause()
             for _ in range(3):
                 ledger.end(*record(usage=Usage(10, 0)))
-                with await budgets.reserve(budgeted("key-1", 100, None), 10):
+                with closing(await budgets.reserve(budgeted("key-1", 100, None), 10)):
                     pass
             with pytest.raises(ServiceUnavailable):
                 await budgets.reserve(budgeted("key-2", 100, None), 10)

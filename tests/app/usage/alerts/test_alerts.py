@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -61,7 +61,9 @@ class Gateway:
         owner: Owner | None = None,
     ) -> None:
         """Have a request take so many tokens."""
-        with await self.budgets.reserve(budgeted(key_id, daily, None, owner=owner), 1) as held:
+        with closing(
+            await self.budgets.reserve(budgeted(key_id, daily, None, owner=owner), 1)
+        ) as held:
             held.settle(Usage(tokens, 0), "demo")
             name = "" if owner is None else owner.name
             self.ledger.end(*record(key_id=key_id, usage=Usage(tokens, 0), owner=name))

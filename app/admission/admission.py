@@ -4,6 +4,7 @@ A `Permit` is held from before an engine is chosen until the last byte is sent, 
 flight the gateway may exit.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Self
 
 import msgspec
 
+from app.admission.fair_queue import QueueEntry
 from app.admission.model_queue import ModelQueue
 from app.errors import ModelNotFound, shutting_down
 from app.settings import QueueSettings, SlotsPerEngine
@@ -25,6 +27,12 @@ class Permit(msgspec.Struct, gc=False, eq=False):
     queue: ModelQueue
     waited_s: float | None  # None: it did not have to wait
     suspended: bool = False  # held, while its request is at no engine
+    entry: QueueEntry[asyncio.Future[bool]] | None = None  # where it waited; None: nowhere
+
+    def correct(self, tokens: float) -> None:
+        """Note what the request took, in place of its estimate: its key's next turn goes by it."""
+        if self.entry is not None:
+            self.queue.correct(self.entry, tokens)
 
     def suspend(self) -> None:
         """Keep the slot, but not the engine's part of it: the request is at no engine."""
@@ -154,8 +162,8 @@ class Admission:
         """Return a permit; enter it with no await in between.
 
         `model` must exist, or is None for a request without one, which never waits. The rest
-        decides its turn (`fair_queue.py`); `tokens` estimates prompt plus answer. `deadline`, by
-        perf_counter, is when the wait has to be over.
+        decides its turn (`fair_queue.py`); `tokens` estimates what it takes (`Permit.correct`).
+        `deadline`, by perf_counter, is when the wait has to be over.
 
         Raises EngineUnavailable after `drain`, EngineOverloaded if the queue is full or the wait is
         or would be too long, and ModelNotFound for a model that was removed since it was found.
@@ -165,8 +173,8 @@ class Admission:
         queue = self._find_queue(model)
         if queue.try_acquire():
             return Permit(queue, None)
-        waited_s = await queue.acquire(key_id, priority, weight, tokens, deadline)
-        return Permit(queue, waited_s)
+        waited_s, entry = await queue.acquire(key_id, priority, weight, tokens, deadline)
+        return Permit(queue, waited_s, entry=entry)
 
     def try_acquire(self, model: str | None) -> Permit | None:
         """Return a permit if the request need not wait; None: it must.

@@ -9,6 +9,11 @@ request of each, and a key that was away has no credit: it starts at the virtual
 depends only on what it was served, so only its first request has one, and a request that leaves the
 queue costs its key nothing.
 
+A request is charged what it may take, since how much it generates is not known when it is served;
+when it has ended, its key's tag moves by the difference (as in Sheng et al., "Fairness in Serving
+Large Language Models", OSDI 2024). So a key that asks for 32,768 tokens and generates 100 keeps its
+share. The tag never moves before the virtual time.
+
 Among the requests of one key the earliest deadline is first, then those without one in their order.
 That is for the key to decide: its tags, and so its share, are the same in any order.
 
@@ -108,7 +113,8 @@ class _PriorityClass(Generic[T]):
         self.size = 0
         self._now = 0.0  # the virtual time
         self._flows: dict[str, _Flow[T]] = {}
-        self._heap: list[tuple[float, int, _Flow[T]]] = []  # by start tag, then in order of arrival
+        # By start tag, then in order of arrival; with tags that have moved since.
+        self._heap: list[tuple[float, int, _Flow[T]]] = []
         self._tags = 0
         self._sweep_at = REMEMBERED
 
@@ -136,10 +142,13 @@ class _PriorityClass(Generic[T]):
 
     def peek(self) -> QueueEntry[T]:
         """Return the next entry; the class must not be empty."""
-        while not (flow := self._heap[0][2]).waiting:
-            flow.tagged = False
+        while True:
+            start, number, flow = self._heap[0]
+            if flow.tag == (start, number):
+                if flow.waiting:
+                    return flow.first()
+                flow.tagged = False
             heapq.heappop(self._heap)
-        return flow.first()
 
     def count_ahead(self, key: str, deadline: float) -> int:
         """Return how many requests are served before a new one with a deadline."""
@@ -168,6 +177,16 @@ class _PriorityClass(Generic[T]):
             heapq.heappop(self._heap)
         return entry
 
+    def move(self, flow: _Flow[T], distance: float) -> None:
+        """Move a key's tag, but not before the virtual time."""
+        if not flow.tagged:
+            flow.finish += distance
+            return
+        if len(self._heap) > 2 * len(self._flows) + REMEMBERED:
+            self._rebuild()
+        flow.finish = max(flow.tag[0] + distance, self._now)
+        heapq.heappush(self._heap, self._tag(flow.finish, flow))
+
     def remove(self, entry: QueueEntry[T]) -> None:
         del entry.flow.waiting[entry]
         self.size -= 1
@@ -185,9 +204,16 @@ class _PriorityClass(Generic[T]):
             flow.tagged = False
             flows[key] = flow
         self._flows = flows
-        self._heap = [entry for entry in self._heap if entry[2].waiting]
-        heapq.heapify(self._heap)
+        self._rebuild()
         self._sweep_at = 2 * len(flows) + REMEMBERED
+
+    def _rebuild(self) -> None:
+        """Make the heap anew, of the present tags of keys that wait."""
+        flows = [flow for flow in self._flows.values() if flow.tagged]
+        for flow in flows:
+            flow.tagged = bool(flow.waiting)
+        self._heap = [(*flow.tag, flow) for flow in flows if flow.tagged]
+        heapq.heapify(self._heap)
 
 
 def _count_before(flow: _Flow[T], tag: tuple[float, int]) -> int:
@@ -275,6 +301,14 @@ class FairQueue(Generic[T]):
         if entry in entry.flow.waiting:
             self._classes[entry.priority].remove(entry)
             self._note_removed(entry.priority)
+
+    def correct(self, entry: QueueEntry[T], cost: float) -> None:
+        """Note what a served item took, in tokens, in place of its cost."""
+        cost = min(max(cost, MIN_COST), MAX_COST)
+        span = entry.span * cost / entry.cost
+        if (group := self._classes.get(entry.priority)) is not None:
+            group.move(entry.flow, span - entry.span)
+        entry.cost, entry.span = cost, span
 
     def find_displaced(self, key: str, priority: int) -> QueueEntry[T] | None:
         """Return the entry that leaves a full queue for one of `key` (`app/fair_places.py`).

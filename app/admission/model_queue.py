@@ -5,7 +5,7 @@ from collections.abc import Callable
 from math import ceil
 from time import perf_counter
 
-from app.admission.fair_queue import FairQueue
+from app.admission.fair_queue import FairQueue, QueueEntry
 from app.admission.service_rate import ServiceRate, bounded_retry_s
 from app.errors import EngineOverloaded
 from app.settings import QueueSettings, SlotsPerEngine
@@ -100,8 +100,8 @@ class ModelQueue:
 
     async def acquire(
         self, key_id: str, priority: int, weight: float, tokens: int, deadline: float | None = None
-    ) -> float:
-        """Wait for a slot; return the seconds that took. Raises EngineOverloaded.
+    ) -> tuple[float, QueueEntry[asyncio.Future[bool]]]:
+        """Wait for a slot; return the seconds that took, and the entry. Raises EngineOverloaded.
 
         `deadline` is by perf_counter. When canceled, it passes a slot that it was given meanwhile
         to the next request.
@@ -141,7 +141,11 @@ class ModelQueue:
             raise self._overloaded(reason, perf_counter())
         if expected_s:
             self._metrics.queue_wait_ratio.observe((self.model,), waited_s / expected_s)
-        return waited_s
+        return waited_s, entry
+
+    def correct(self, entry: QueueEntry[asyncio.Future[bool]], tokens: float) -> None:
+        """Note what a request took that had to wait, in place of its estimate."""
+        self._queue.correct(entry, tokens)
 
     def _expect_in_time(
         self, key_id: str, priority: int, deadline: float, now: float

@@ -20,6 +20,10 @@ from app.relay.engine_call import CallResult
 from app.request_body import BodyPlan
 from app.usage import BudgetReservation, Usage
 
+# A generated token is a step of the engine's batch, many of a prompt share one: twice the work, as
+# in Sheng et al. (OSDI 2024). Prices of APIs, at three to five times, are no measure of it.
+OUTPUT_WEIGHT = 2
+
 
 class Reservation(msgspec.Struct, eq=False):
     """Settles what a request has reserved. Unless it is settled, all its tokens are given back."""
@@ -80,3 +84,10 @@ def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage
     if not canceled or refused:
         return None
     return Usage(cost.prompt, 0 if plan.is_true("stream") else cost.output, estimated=True)
+
+
+def engine_work(usage: Usage | None) -> int:
+    """Return what a request took of its engine, in tokens of prompt; None: nothing was told."""
+    if usage is None:
+        return 0
+    return usage.prompt - usage.cached + OUTPUT_WEIGHT * usage.completion

@@ -16,7 +16,7 @@ from app.admission import Permit
 from app.asgi import ClientStalled
 from app.errors import EngineFailed, EngineOverloaded, EngineUnavailable
 from app.relay.attempts import Attempts
-from app.relay.billing import Reservation, billed_usage
+from app.relay.billing import OUTPUT_WEIGHT, Reservation, billed_usage, engine_work
 from app.relay.call_builder import CallBuilder
 from app.relay.continuation import StreamContinuation
 from app.relay.engine_call import CallResult
@@ -78,7 +78,7 @@ class ModelRequest(msgspec.Struct, eq=False):
         """
         services, request, base = self.services, self.request, plan.model.base
         result, canceled = CallResult(), False
-        with services.admission.try_acquire(base) or await self._queue(base, tokens) as permit:
+        with services.admission.try_acquire(base) or await self._queue(plan, tokens) as permit:
             # A reload may have replaced its engines while the request waited.
             model = services.catalogue.current(plan.model)
             if self.planned_at and request.binding is not None:
@@ -95,6 +95,8 @@ class ModelRequest(msgspec.Struct, eq=False):
             finally:
                 if request.engine is not None:
                     self._settle(plan, result, canceled=canceled)
+                    if permit.entry is not None and request.endpoint.metered:
+                        permit.correct(engine_work(request.usage))
                 if request.ttft_s is not None:
                     services.metrics.time_to_first_token.observe((model.name,), request.ttft_s)
 
@@ -161,9 +163,12 @@ class ModelRequest(msgspec.Struct, eq=False):
         if taken is not None:
             check_taken(kinds, taken, plan.model.name)
 
-    async def _queue(self, model: str, tokens: int) -> Permit:
+    async def _queue(self, plan: BodyPlan, tokens: int) -> Permit:
         """Return a permit of the model's queue. Raises what `wait` raises."""
         admission, principal = self.services.admission, self.request.principal
+        model = plan.model.base
+        if self.request.endpoint.metered:
+            tokens += (OUTPUT_WEIGHT - 1) * plan.cost.output
         waiting = admission.acquire(
             model, principal.id, principal.priority, principal.weight, tokens, self.request.deadline
         )

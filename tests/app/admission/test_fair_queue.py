@@ -393,3 +393,74 @@ def test_lower_priorities_get_one_tenth_of_the_tokens(
         tokens[entry.item] += entry.cost
         assert tokens[False] <= tokens[True] / 9 + 1e-6
         assert tokens[False] >= tokens[True] / 9 - 300 - 300 / 9
+
+
+class TestCorrections:
+    def test_a_key_that_takes_less_than_it_may_keeps_its_share(self) -> None:
+        queue = filled("aaaaaaaabbbbbbbb")
+        order = ""
+        for _ in range(8):
+            entry = queue.pop()
+            order += entry.item
+            queue.correct(entry, 100)
+            if entry.item == "a":  # it may take ten times what it takes
+                push(queue, "a", 1000)
+        assert order == "abababab"
+
+    def test_a_key_that_takes_more_than_was_expected_waits_longer(self) -> None:
+        queue = filled("aabbb")
+        queue.correct(queue.pop(), 250)
+        assert served(queue) == "bbba"
+
+    def test_a_tag_never_moves_before_the_virtual_time(self) -> None:
+        queue = filled("aaabbb", cost=1000)
+        first, *_ = [queue.pop() for _ in range(4)]  # abab
+        queue.correct(first, 1)
+        queue.correct(first, 1)  # again, to no effect
+        assert served(queue) == "ab"
+
+    def test_corrections_of_a_key_that_left_go_with_its_next_request(self) -> None:
+        queue = filled("ab", cost=1000)
+        entry = queue.pop()
+        push(queue, "c", 100)
+        queue.correct(entry, 2500)
+        push(queue, "a", 100)
+        push(queue, "b", 100)
+        assert served(queue) == "bcba"
+
+    def test_corrections_after_the_queue_was_empty_have_no_effect(self) -> None:
+        queue = filled("a")
+        entry = queue.pop()
+        queue.correct(entry, 9000)
+        for key in "ab":
+            push(queue, key)
+        assert served(queue) == "ab"
+
+    def test_moved_tags_are_forgotten(self) -> None:
+        queue = filled("ab" * 1100)
+        for _ in range(2000):
+            queue.correct(queue.pop(), 50)
+        assert len(queue._classes[0]._heap) <= 2 * 2 + fair_queue.REMEMBERED + 1
+
+
+@given(
+    estimates=st.lists(st.integers(1, 2000), min_size=40, max_size=40),
+    actual=st.lists(st.integers(1, 300), min_size=40, max_size=40),
+)
+def test_shares_are_of_what_was_taken_not_of_what_was_expected(
+    estimates: list[int], actual: list[int]
+) -> None:
+    """One slot: an item is corrected before the next is served, so estimates do not matter."""
+    queue: FairQueue[tuple[str, int]] = FairQueue()
+    for key in "ab":
+        for number, cost in enumerate(estimates if key == "a" else [1] * 40):
+            queue.push((key, number), key, 0, 1.0, cost)
+    taken = {"a": 0, "b": 0}
+    left = {"a": 40, "b": 40}
+    while left["a"] and left["b"]:
+        entry = queue.pop()
+        key, number = entry.item
+        queue.correct(entry, actual[number])
+        taken[key] += actual[number]
+        left[key] -= 1
+        assert abs(taken["a"] - taken["b"]) <= 2 * 300

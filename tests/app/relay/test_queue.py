@@ -133,8 +133,15 @@ async def test_keys_take_turns(gateway: Gateway, fake: Fake) -> None:
     assert prompts(fake) == ["a1", "b1", "a2", "b2", "a3"]
 
 
+@pytest.mark.parametrize(
+    ("generated", "order"),
+    [
+        ("all that it may", ["H1", "s1", "s2", "s3", "H2"]),
+        ("two tokens", ["H1", "s1", "H2", "s2", "s3"]),  # its next turn goes by what it took
+    ],
+)
 async def test_small_requests_overtake_huge_ones_of_another_key(
-    gateway: Gateway, fake: Fake
+    gateway: Gateway, fake: Fake, generated: str, order: list[str]
 ) -> None:
     other = {"authorization": f"Bearer {OTHER_KEY}"}
     tasks: list[asyncio.Task[httpx.Response]] = []
@@ -143,6 +150,8 @@ async def test_small_requests_overtake_huge_ones_of_another_key(
             messages = [{"role": "user", "content": "x"}]
             tokens = 2000 if name.startswith("H") else 20
             body = {"model": "demo", "messages": messages, "max_tokens": tokens}
+            if generated == "all that it may":
+                body["fake"] = "fill"
             ask = gateway.client.post(
                 "/v1/chat/completions",
                 json={**body, "user": name},
@@ -151,7 +160,7 @@ async def test_small_requests_overtake_huge_ones_of_another_key(
             tasks.append(asyncio.create_task(ask))
             await until_waiting(gateway, count)
     await asyncio.gather(*tasks)
-    assert prompts(fake) == ["H1", "s1", "s2", "s3", "H2"]
+    assert prompts(fake) == order
 
 
 async def test_requests_for_other_models_or_none_do_not_wait(fake: Fake, tmp_path: Path) -> None:

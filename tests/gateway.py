@@ -26,8 +26,8 @@ from app.main import create_app
 from app.server import gateway_server, metrics_server
 from app.server.listen import listen
 from app.settings import Settings, digest
+from tests.cheap_starts import make_starts_cheap
 from tests.fakes.vllm import Fake
-from tests.fastapi_fields import share_fields
 from tests.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ KEY_ID = f"key-{digest(KEY.encode()).hex()[:8]}"
 ROOT_KEY = "sk-root-0123456789abcdef"
 ROOT = {"authorization": f"Bearer {ROOT_KEY}"}
 
-share_fields()
+make_starts_cheap()
 
 
 @dataclass

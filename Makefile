@@ -3,15 +3,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
-# Workers of the slow tests, which also wait, and of those with real vLLM: 2.7 GiB each.
-SLOW_WORKERS := $(shell echo $$(($$(nproc) < 6 ? $$(nproc) + 1 : 6)))
-VLLM_WORKERS := $(shell echo $$(($$(nproc) < 4 ? $$(nproc) : 4)))
 # All tests in tests/e2e have an engine, and their SDKs take a second to import per process.
 QUICK := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e -m "not vllm and not slow"
-# A module's clusters, gateways and browsers are started once.
-SLOW := -q -n $(SLOW_WORKERS) --dist loadscope --ignore tests/e2e -m "not vllm and slow"
-# Each engine is bound to a core. `loadgroup`: all tests of one engine are one worker's (conftest.py).
-VLLM := -q -n $(VLLM_WORKERS) --dist loadgroup -m vllm
+# Half of the workers run engines, the others what waits as often as it computes (tests/scheduling.py).
+SLOW := -q -n $(shell echo $$(($$(nproc) < 4 ? 2 * $$(nproc) : 8))) --dist loadgroup -m "slow or vllm"
 # If it is set, each vLLM process compiles its thousands of modules again: 7 s at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -37,13 +32,12 @@ setup-dev: ## create .venv/ with the packages of the tests, too
 	@deploy/setup.sh dev
 
 .PHONY: test
-test: setup-dev check ## run all tests: quick, then slow, then with real vLLM
+test: setup-dev check ## run all tests: quick, then slow and with real vLLM
 	@tests/install-services.sh
 	@$(BIN)/vllm-gateway demo-model var/demo-model
 	@status=0; \
 		$(BIN)/python -m pytest $(QUICK) || status=1; \
-		$(BIN)/python -m pytest $(SLOW) || status=1; \
-		$(BIN)/python -m pytest $(VLLM) || status=1; exit $$status
+		$(BIN)/python -m pytest $(SLOW) || status=1; exit $$status
 
 .PHONY: test-unit
 test-unit: setup-dev ## run the quick tests: no engine, none over a quarter of a second

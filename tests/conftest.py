@@ -14,8 +14,8 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
-from xdist.scheduler import LoadScopeScheduling
 
+from tests import scheduling
 from tests.e2e.deployment import (
     CANARY,
     ENGINE,
@@ -27,6 +27,7 @@ from tests.e2e.deployment import (
 )
 from tests.fakes.vllm import Fake
 from tests.gateway import free_port, remote
+from tests.scheduling import GroupScheduling, group_of, has_engine
 from tests.services import DnsServer, PostgresServer, RedisServer
 
 # A process may not be scheduled for seconds here, which says nothing of an example.
@@ -51,56 +52,31 @@ def pytest_asyncio_loop_factories(
 
 # What the shared gateway needs, until the last test on it has ended.
 SHARED = ExitStack()
-# The tests on it: one worker runs them all. The process that gives work to the workers knows no
-# more of a test than its ID.
-ON_SHARED = (
-    "tests/console/test_demo_model.py", "tests/contract/test_engine_contract.py::TestRemoteOnVllm",
-    "tests/e2e/test_anthropic_sdk.py", "tests/e2e/test_cancellation.py",
-    "tests/e2e/test_continuation.py", "tests/e2e/test_engine_environment.py",
-    "tests/e2e/test_engine_facts.py", "tests/e2e/test_engines_page.py",
-    "tests/e2e/test_ledger.py", "tests/e2e/test_openai_sdk.py", "tests/e2e/test_tenants.py",
-    "tests/e2e/test_usage.py", "tests/e2e/test_wire.py",
-    "tests/engines/inside/test_vllm_gateway_plugin.py",
-)  # fmt: skip
-# The longest come first, so that no worker waits long for the other at the end.
-LONGEST = (
-    "gateway", "tests/e2e/test_failing_starts.py", "tests/e2e/test_dashboards.py",
-    "tests/docs/test_commands.py", "tests/e2e/test_generate.py", "tests/e2e/test_reload.py",
-    "tests/e2e/test_ray.py", "tests/e2e/test_in_process.py", "tests/e2e/test_ray_nodes.py",
-)  # fmt: skip
-
-
-def engine_of(nodeid: str) -> str:
-    """Return what tests of one engine have in common: `gateway`, `ray`, a class or a module."""
-    if nodeid.startswith(ON_SHARED):
-        return "gateway"
-    if nodeid.startswith("tests/engines/ray/"):
-        return "ray"  # they share a cluster
-    return nodeid.partition("[")[0].rpartition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all tests of an engine to one worker: xdist 3.8 reads no groups with pytest 9.2."""
-    if (dist := config.getvalue("dist")) not in ("loadgroup", "loadscope"):
+    """Give all tests of a group to one worker: xdist 3.8 reads no groups with pytest 9.2."""
+    if config.getvalue("dist") not in ("loadgroup", "loadscope"):
         return None
-    if dist == "loadgroup":
-        config.option.loadscopereorder = False  # the longest come first
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = engine_of
-    return scheduler
+    config.option.loadscopereorder = False  # the longest come first
+    return GroupScheduling(config, log)
 
 
-# The runs of the Makefile that take few files, with the mark that their tests have.
-RUNS = {"vllm": "vllm", "not vllm and slow": "slow"}
+# The runs that take few files, with the marks that their tests have.
+RUNS = {
+    "slow or vllm": ("slow", "vllm"),
+    "slow and not vllm": ("slow",),
+    "vllm": ("vllm",),
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files without the tests that a run asks for: each worker would import them."""
-    mark = RUNS.get(config.option.markexpr)
-    if mark is None or not collection_path.name.startswith("test_"):
+    marks = RUNS.get(config.option.markexpr)
+    if marks is None or not collection_path.name.startswith("test_"):
         return None
-    return not _may_have(mark, collection_path) or None
+    return not any(_may_have(mark, collection_path) for mark in marks) or None
 
 
 @cache
@@ -109,37 +85,34 @@ def _may_have(mark: str, file: Path) -> bool:
     return file.parent.name in ("console", "e2e") or f"mark.{mark}" in file.read_text()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what runs the whole command, most of it real vLLM, and sort it by duration."""
     for item in items:
         if item.nodeid.startswith("tests/e2e/"):
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.slow)
-        if _uses_shared(item) and not item.nodeid.startswith(ON_SHARED):
-            raise pytest.UsageError(f"{item.nodeid} has the shared gateway: list it in ON_SHARED")
-        for mark in RUNS.values():
+        for mark in ("slow", "vllm"):
             if item.get_closest_marker(mark) and not _may_have(mark, item.path):
                 raise pytest.UsageError(f"{item.nodeid} is {mark}: its file has to have the mark")
-    items.sort(key=_rank)
+        if item.get_closest_marker("vllm"):
+            _check_group(item)
+    if config.option.markexpr in RUNS:
+        scheduling.sort(items)
 
 
-def _uses_shared(item: pytest.Item | None) -> bool:
-    if item is None or item.get_closest_marker("vllm") is None:
-        return False
-    return "gateway" in getattr(item, "fixturenames", ())
-
-
-def _rank(item: pytest.Item) -> int:
-    if item.get_closest_marker("vllm") is None:
-        return -1
-    engine = engine_of(item.nodeid)
-    return LONGEST.index(engine) if engine in LONGEST else len(LONGEST)
+def _check_group(item: pytest.Item) -> None:
+    """Refuse a test with real vLLM in a group that is not known to have it."""
+    group = group_of(item.nodeid)
+    if not has_engine(group):
+        raise pytest.UsageError(f"{item.nodeid} has a real engine: list it in WITH_ENGINES")
+    if "gateway" in getattr(item, "fixturenames", ()) and group != "gateway":
+        raise pytest.UsageError(f"{item.nodeid} has the shared gateway: list it in ON_SHARED")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the shared gateway behind its group, in which some tests do not use it."""
-    if engine_of(item.nodeid) == "gateway" != (nextitem and engine_of(nextitem.nodeid)):
+    if group_of(item.nodeid) == "gateway" != (nextitem and group_of(nextitem.nodeid)):
         SHARED.close()  # its engine takes 3 GiB
 
 

@@ -1,9 +1,11 @@
-// A provider of the registry's `oidc-provider`: node server.mjs PORT, its private keys in KEYS.
+// A provider of the registry's `oidc-provider`: node server.mjs PORT. In the environment are KEYS, its private
+// keys; ISSUER; PEOPLE, claims by name; and CONSOLE, the address of a console whose people sign in.
 
 import Provider from "oidc-provider";
 
 const port = Number(process.argv[2]);
 const keys = JSON.parse(process.env.KEYS);
+const people = JSON.parse(process.env.PEOPLE ?? "{}");
 const resourceServer = {
   audience: "vllm-gateway",
   scope: "",
@@ -11,25 +13,44 @@ const resourceServer = {
   accessTokenTTL: 600,
   jwt: {sign: {alg: keys[0].alg, kid: keys[0].kid}},
 };
+const clients = [{
+  client_id: "agent",
+  client_secret: "the-secret-of-agent",
+  grant_types: ["client_credentials"],
+  redirect_uris: [],
+  response_types: [],
+}];
+if (process.env.CONSOLE) {
+  clients.push({
+    client_id: "console",
+    client_secret: "the-secret-of-console",
+    grant_types: ["authorization_code"],
+    response_types: ["code"],
+    redirect_uris: [`${process.env.CONSOLE}/console/login/oidc/callback`],
+    post_logout_redirect_uris: [`${process.env.CONSOLE}/console/login`],
+    backchannel_logout_uri: `${process.env.CONSOLE}/console/logout/oidc`,
+    backchannel_logout_session_required: true,
+    id_token_signed_response_alg: keys[0].alg,
+  });
+}
 
-const provider = new Provider(`http://127.0.0.1:${port}`, {
+const provider = new Provider(process.env.ISSUER, {
   jwks: {keys},
-  clients: [{
-    client_id: "agent",
-    client_secret: "the-secret-of-agent",
-    grant_types: ["client_credentials"],
-    redirect_uris: [],
-    response_types: [],
-  }],
+  clients,
+  // Claims of a scope are not in the ID token: they are asked for at the userinfo endpoint.
+  claims: {openid: ["sub"], profile: ["name", "groups", "team"]},
+  findAccount: (context, id) => ({accountId: id, claims: () => ({sub: id, ...people[id]})}),
   features: {
+    backchannelLogout: {enabled: true},
     clientCredentials: {enabled: true},
-    devInteractions: {enabled: false},
+    devInteractions: {enabled: Boolean(process.env.CONSOLE)},
     resourceIndicators: {
       enabled: true,
-      defaultResource: () => "https://gateway.example/",
+      defaultResource: (context, client) => (client.clientId === "agent" ? "https://gateway.example/" : undefined),
       getResourceServerInfo: () => resourceServer,
     },
   },
   extraTokenClaims: () => ({team: "research"}),
 });
+provider.on("backchannel.error", (context, error) => console.error(error));
 provider.listen(port, "127.0.0.1");

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import jwt
@@ -15,16 +17,25 @@ from tests.services import Server
 
 SERVER = Path(__file__).with_suffix(".mjs")
 CLIENT = ("agent", "the-secret-of-agent")
+CONSOLE_ID = "console"
+CONSOLE_SECRET = "the-secret-of-console"
 
 
 class OidcProvider(Server):
-    """Makes access tokens for a client with a secret, signed with the first of its keys."""
+    """Makes tokens for clients with a secret, signed with the first of its keys.
 
-    def __init__(self, *keys: SigningKey) -> None:
-        """Raises Unavailable without npm or its registry."""
+    People sign in with any password to a `console`, once that is the address of one. To browsers
+    its host is another site than that of gateways.
+    """
+
+    def __init__(self, *keys: SigningKey, people: Mapping[str, Any] | None = None) -> None:
+        """`people` are claims by subject. Raises Unavailable without npm or its registry."""
         super().__init__("oidc")
-        self.issuer = f"http://127.0.0.1:{self.port}"
+        host = "127.0.0.1" if people is None else "localhost"
+        self.issuer = f"http://{host}:{self.port}"
         self.keys = list(keys)
+        self.people = people or {}
+        self.console = ""
         self._program = programs("oidc-provider") / SERVER.name
         shutil.copy(SERVER, self._program)  # Node looks for packages beside it
 
@@ -43,8 +54,10 @@ class OidcProvider(Server):
 
     def _command(self) -> list[str]:
         keys = json.dumps([_private_jwk(key) for key in self.keys])
-        return ["env", f"KEYS={keys}", f"PATH={os.environ['PATH']}", "node", str(self._program),
-                str(self.port)]  # fmt: skip
+        people = json.dumps(self.people)
+        return ["env", f"KEYS={keys}", f"PEOPLE={people}", f"ISSUER={self.issuer}",
+                f"CONSOLE={self.console}", f"PATH={os.environ['PATH']}", "node",
+                str(self._program), str(self.port)]  # fmt: skip
 
     def _answers(self) -> bool:
         with socket.socket() as probe:

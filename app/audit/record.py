@@ -34,6 +34,7 @@ class Action(StrEnum):
     LOG_LEVELS_SET = "logs.set"
     SESSION_SIGN_IN = "session.sign_in"
     SESSION_SIGN_OUT = "session.sign_out"
+    SESSION_REFUSE = "session.refuse"
 
 
 class Actor(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """`vllm-gateway check`: validate the configuration and print what would run."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,14 @@ import typer
 from app.certificate import Certificate
 from app.cli.faults import fail, faults
 from app.cli.options import ConfigOption
-from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
+from app.settings import (
+    ConfigError,
+    LimitSettings,
+    ModelSettings,
+    OidcSettings,
+    Settings,
+    load_settings,
+)
 
 if TYPE_CHECKING:  # slow to import
     from app.fleet import Builder, EngineConfig
@@ -178,6 +186,8 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
             f"the gateway speaks plain HTTP on {host}, so keys can be read on the network: set "
             "server.tls, put a TLS proxy in front, or set server.host to 127.0.0.1"
         )
+    if settings.console.oidc is not None:
+        yield from _provider_fault(settings.console.oidc)
     for each in settings.models:
         yield from _unread_files(each)
     for each in settings.models:
@@ -195,6 +205,15 @@ def _sources(model: ModelSettings) -> list[str]:
     """Return a text for each source of discovered servers."""
     specs = (spec.discover for spec in model.discovering)
     return [f"servers of {source.describe()}" for source in specs if source is not None]
+
+
+def _provider_fault(oidc: OidcSettings) -> Iterator[str]:
+    """Yield why people could not sign in now. Asks the identity provider."""
+    from app.auth.oidc import find_provider_fault
+
+    fault = asyncio.run(find_provider_fault(oidc))
+    if fault is not None:
+        yield f"console.oidc.issuer {oidc.issuer} cannot be used now: {fault}"
 
 
 def _unread_files(model: ModelSettings) -> Iterator[str]:

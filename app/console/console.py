@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter
 from starlette.types import ASGIApp
@@ -49,6 +51,10 @@ from app.telemetry.metrics import Metrics
 from app.usage import LoadMinutes
 from engines.gpu import Device
 
+if TYPE_CHECKING:  # imported only where people sign in by an identity provider
+    from app.auth.oidc import PersonSessions
+    from app.console.oidc_sign_in import OidcSignIn
+
 
 @dataclass(slots=True, kw_only=True)
 class Console:
@@ -83,6 +89,7 @@ class Console:
     editor: ModelEditor | None
     _renderer: Renderer = field(init=False)
     _sign_in: SignIn = field(init=False)
+    _oidc: "OidcSignIn | None" = field(init=False)
     _names: KeyNames = field(init=False)
     _views: FleetViews = field(init=False)
     _history: History = field(init=False)
@@ -94,12 +101,19 @@ class Console:
     _sampling: list[asyncio.Task[None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        chosen = self.settings().console
         self._renderer = Renderer(
             lambda: self.settings().usage.currency or "",
             self.root_path,
             edits_models=self.editor is not None,
+            key_sign_in=chosen.key_sign_in,
+            provider="" if chosen.oidc is None else urlsplit(chosen.oidc.issuer).netloc,
         )
-        self._sign_in = SignIn(self.authenticator, self.secret)
+        people = self._person_sessions()
+        self._sign_in = SignIn(
+            self.authenticator, self.secret, with_keys=chosen.key_sign_in, people=people
+        )
+        self._oidc = None if people is None else self._oidc_sign_in(people)
         self._names = KeyNames(self.key_store)
         self._views = FleetViews(
             catalogue=self.catalogue,
@@ -114,6 +128,35 @@ class Console:
         self._events = EventLog(self.catalogue)
         self._activities = ModelActivities(self.metrics, self.requests)
         self._drain = Drain(self.draining, self.catalogue.changes)
+
+    def _person_sessions(self) -> "PersonSessions | None":
+        settings = self.settings()
+        if settings.console.oidc is None:
+            return None
+        from app.auth.oidc import PersonSessions
+
+        return PersonSessions(
+            settings.console.oidc,
+            self.database,
+            self.owner_store,
+            limits=lambda: self.settings().limits.default,
+            grace_s=settings.auth.offline_grace_s,
+        )
+
+    def _oidc_sign_in(self, people: "PersonSessions") -> "OidcSignIn":
+        from app.auth.oidc import RelyingParty
+        from app.console.oidc_sign_in import OidcSignIn
+
+        return OidcSignIn(
+            RelyingParty(people.settings),
+            people,
+            self._sign_in,
+            self._renderer,
+            self.secret,
+            self.audit,
+            self.metrics,
+            self.root_path,
+        )
 
     def _load(self) -> Load:
         return Load(self.in_flight(), self.requests.answer_tokens)
@@ -132,8 +175,16 @@ class Console:
         }
         pages = [
             Frame(
-                self._sign_in, renderer, live, self._drain, self.metrics, self.root_path, self.audit
+                self._sign_in,
+                renderer,
+                live,
+                self._drain,
+                self.metrics,
+                self.root_path,
+                self.audit,
+                self._oidc,
             ).router(),
+            *(() if self._oidc is None else (self._oidc.router(),)),
             find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
             overview_router(renderer, overview, self.minutes, steps),
             models_router(renderer, self._views, self._plans),
@@ -203,12 +254,19 @@ class Console:
             asyncio.create_task(self._events.run(), name="events of the console"),
             asyncio.create_task(self._activities.run(), name="models of the console"),
         ]
+        if (oidc := self._oidc) is not None:
+            self._sampling += [
+                asyncio.create_task(oidc.party.run(), name="fetch the provider's keys"),
+                asyncio.create_task(oidc.people.run(), name="delete old sessions"),
+            ]
 
     async def aclose(self) -> None:
         """End the tasks of the console."""
         for task in self._sampling:
             task.cancel()
         await asyncio.gather(*self._sampling, return_exceptions=True)
+        if self._oidc is not None:
+            await self._oidc.party.close()
         await self._drain.aclose()
         await self._memory.aclose()
         await self._plans.aclose()

@@ -34,10 +34,11 @@ from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFo
 API = f"{CONSOLE}/api"
 LOGIN = f"{CONSOLE}/login"
 LOGOUT = f"{CONSOLE}/logout"
+OIDC_PATHS = (f"{LOGIN}/oidc", f"{LOGIN}/oidc/callback", f"{LOGOUT}/oidc")
 THEME = f"{CONSOLE}/theme"
 STATIC = f"{CONSOLE}/static/"
 # They check by themselves that a page of this gateway has sent them.
-_OPEN = frozenset({LOGIN, LOGOUT, THEME})
+_OPEN = frozenset({LOGIN, LOGOUT, THEME, *OIDC_PATHS})
 # The scope key of the visitor, for pages.
 VISITOR = "gateway.visitor"
 # The gateway's API; everything else below /console/api is the console's own.
@@ -107,6 +108,8 @@ class ConsoleGuard:
 
     async def _named(self, visitor: Visitor) -> Visitor:
         """Return the visitor with the name of its key."""
+        if visitor.is_person:
+            return visitor
         key_id = visitor.principal.id
         return replace(visitor, name=(await self._names.find((key_id,)))[key_id])
 

@@ -63,12 +63,15 @@ class Renderer:
         root_path: str = "",
         *,
         edits_models: bool = False,
+        key_sign_in: bool = True,
+        provider: str = "",
     ) -> None:
         """`currency` returns the one of all amounts of money; empty: none is configured.
 
         `edits_models`: the operator lets administrators edit models on a page.
 
-        `root_path` stands before all paths in pages; in Python, paths are without it.
+        `root_path` stands before all paths in pages; in Python, paths are without it. The login
+        page has a form for keys, and a button for the identity `provider`; empty: there is none.
         """
         self._environment = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -90,6 +93,8 @@ class Renderer:
             "request_bar": request_bar,
             "currency": currency,
             "edits_models": edits_models,
+            "key_sign_in": key_sign_in,
+            "provider": provider,
             "host": socket.gethostname(),
             "release": version("vllm-gateway"),
         }
@@ -147,6 +152,10 @@ class Renderer:
         """Return the login page."""
         text = self.text("login.html", theme=theme, next_path=next_path, fault=fault)
         return HTMLResponse(text, status, HEADERS)
+
+    def lead_to(self, theme: Theme, url: str) -> HTMLResponse:
+        """Return a page that leads the browser on, also to another host."""
+        return HTMLResponse(self.text("lead_to.html", theme=theme, url=url), headers=HEADERS)
 
     def fault(self, visitor: Visitor, error: GatewayError) -> HTMLResponse:
         """Return a page that says what went wrong."""

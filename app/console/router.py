@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
@@ -15,9 +15,17 @@ from app.auth import Principal, Role
 from app.console import theme as themes
 from app.console.guard import LOGIN, VISITOR
 from app.console.live import Drain, LiveResponse, LiveSource
+from app.console.next_path import next_path
 from app.console.rendering import HEADERS, STATIC_TYPES, Renderer
 from app.console.session import LIFETIME_S
-from app.console.sign_in import COOKIE, SignIn, check_same_origin, is_over_tls, theme_of
+from app.console.sign_in import (
+    COOKIE,
+    SignIn,
+    check_same_origin,
+    is_over_tls,
+    set_console_cookie,
+    theme_of,
+)
 from app.console.visitor import CONSOLE, Visitor, page_at
 from app.errors import (
     GatewayError,
@@ -28,7 +36,9 @@ from app.errors import (
 )
 from app.telemetry.metrics import Metrics
 
-_DOTS = frozenset({".", ".."})
+if TYPE_CHECKING:  # imported only where people sign in by an identity provider
+    from app.console.oidc_sign_in import OidcSignIn
+
 _IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 
 
@@ -51,6 +61,7 @@ class Frame:
     # Stands before the paths that a browser knows.
     root_path: str
     audit: AuditTrail
+    oidc: "OidcSignIn | None"  # None: there are keys only
 
     async def static_file(self, request: Request, version: str, name: str) -> Response:
         """A file of the pages. Its URL changes with its content."""
@@ -67,14 +78,14 @@ class Frame:
         return Response(content, headers=headers, media_type=STATIC_TYPES[name[name.rfind(".") :]])
 
     async def show_login(self, request: Request) -> Response:
-        target = self._next_path(request.query_params.get("next", ""))
+        target = next_path(request.query_params.get("next", ""), self.root_path)
         return self.renderer.login(theme_of(request.scope["headers"]), next_path=target)
 
     async def log_in(
         self, request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = ""
     ) -> Response:
         """Begin a session, for any key."""
-        target = self._next_path(next)
+        target = next_path(next, self.root_path)
         try:
             check_same_origin(request.scope["headers"])
             principal, cookie = await self.sign_in.sign_in(key)
@@ -87,36 +98,45 @@ class Frame:
             return self.renderer.login(theme, next_path=target, fault=fault, status=error.status)
         await self._record(request, principal, Action.SESSION_SIGN_IN)
         response = RedirectResponse(target, 303, HEADERS)
-        response.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=LIFETIME_S,
-            path=self.root_path + CONSOLE,
-            secure=is_over_tls(request.scope),
-            httponly=True,
-            samesite="strict",
-        )
+        self._set_cookie(response, request, COOKIE, cookie, LIFETIME_S)
         return response
+
+    def _set_cookie(
+        self, response: Response, request: Request, name: str, value: str, lifetime_s: int
+    ) -> None:
+        secure = is_over_tls(request.scope)
+        set_console_cookie(
+            response, name, value, lifetime_s, root_path=self.root_path, secure=secure
+        )
 
     async def log_out(self, request: Request) -> Response:
         """End the session in this browser, also one that has ended with its key."""
         check_same_origin(request.scope["headers"])
+        page: Response | None = None
         with contextlib.suppress(InvalidApiKey, ServiceUnavailable):
             visitor = await self.sign_in.find_visitor(request.scope["headers"])
             if visitor.logged_in:
-                await self._record(request, visitor.principal, Action.SESSION_SIGN_OUT)
-        response = RedirectResponse(LOGIN, 303, HEADERS)
+                await self._record(
+                    request, visitor.principal, Action.SESSION_SIGN_OUT, visitor.is_person
+                )
+            if self.oidc is not None and visitor.is_person:
+                page = await self.oidc.sign_out_page(request)
+        response = page or RedirectResponse(LOGIN, 303, HEADERS)
         response.delete_cookie(
             COOKIE, path=self.root_path + CONSOLE, httponly=True, samesite="strict"
         )
         return response
 
-    async def _record(self, request: Request, principal: Principal, action: Action) -> None:
-        """Record a session of an operator. Of clients there may be any number: they change nothing.
+    async def _record(
+        self, request: Request, principal: Principal, action: Action, is_person: bool = False
+    ) -> None:
+        """Record a session of a person or an operator.
+
+        Of keys of clients there may be any number: they change nothing.
 
         While the database is away, sessions begin nevertheless: what they change is recorded.
         """
-        if principal.role is not Role.CLIENT:
+        if principal.role is not Role.CLIENT or is_person:
             actor = Actor(principal.id, principal.role, client_address(request.scope))
             await self.audit.record(AuditRecord(actor=actor, action=action, target="console"))
 
@@ -125,15 +145,9 @@ class Frame:
         check_same_origin(request.scope["headers"])
         page = urlsplit(request.headers.get("referer", ""))
         target = f"{page.path}?{page.query}" if page.query else page.path
-        response = RedirectResponse(self._next_path(target), 303, HEADERS)
-        response.set_cookie(
-            themes.COOKIE,
-            themes.theme_named(theme),
-            max_age=themes.LIFETIME_S,
-            path=self.root_path + CONSOLE,
-            secure=is_over_tls(request.scope),
-            httponly=True,
-            samesite="strict",
+        response = RedirectResponse(next_path(target, self.root_path), 303, HEADERS)
+        self._set_cookie(
+            response, request, themes.COOKIE, themes.theme_named(theme), themes.LIFETIME_S
         )
         return response
 
@@ -168,11 +182,3 @@ class Frame:
         router.get("/api/session")(self.show_session)
         router.get("/api/events/{page}")(self.events)
         return router
-
-    def _next_path(self, path: str) -> str:
-        """Return where to go after the login: a page of the console, never another place."""
-        path = path.removeprefix(self.root_path)
-        plain = path.startswith(f"{CONSOLE}/") and "//" not in path and "\\" not in path
-        # A browser takes these for steps upwards, encoded or not.
-        climbs = not _DOTS.isdisjoint(unquote(path.partition("?")[0]).split("/"))
-        return path if plain and path.isprintable() and not climbs else CONSOLE

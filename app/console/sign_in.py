@@ -1,20 +1,25 @@
-"""Signs visitors in by any key, and finds the visitor of a request by its cookie."""
+"""Begins and ends sessions, and finds the visitor of a request by its cookie."""
 
 import hmac
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from starlette.requests import cookie_parser
+from starlette.responses import Response
 from starlette.types import Scope
 
 from app.auth import Authenticator, Principal, Role, id_of, presented_key
 from app.console import theme
-from app.console.session import LIFETIME_S, Session, request_token
-from app.console.visitor import Visitor
+from app.console.session import LIFETIME_S, PERSON, Session, request_token
+from app.console.visitor import CONSOLE, Visitor
 from app.database import SharedSecret
 from app.errors import InvalidApiKey, PermissionDenied
 from app.head_facts import HeadFacts
 from app.settings import digest
+
+if TYPE_CHECKING:  # imported only where people sign in by an identity provider
+    from app.auth.oidc import PersonSessions, SignedIn
 
 COOKIE = "gateway_console"
 TOKEN_HEADER = b"x-csrf-token"
@@ -31,22 +36,53 @@ class SignIn:
         authenticator: Authenticator,
         secret: SharedSecret,
         now: Callable[[], float] = time.time,
+        *,
+        with_keys: bool = True,
+        people: "PersonSessions | None" = None,
     ) -> None:
+        """`with_keys`: keys may begin sessions; `people` has those of an identity provider."""
         self._authenticator = authenticator
         self._secret = secret
         self._now = now
+        self.with_keys = with_keys
+        self._people = people
 
     async def sign_in(self, key: str) -> tuple[Principal, str]:
         """Return the caller and the cookie of a new session.
 
-        Raises InvalidApiKey and ServiceUnavailable.
+        Raises InvalidApiKey, PermissionDenied and ServiceUnavailable.
         """
+        if not self.with_keys:
+            raise PermissionDenied("Keys are not accepted here.")
         raw = presented_key([(b"x-api-key", key.strip().encode())])
         await self._authenticator.remember_token(raw)
         key_digest, key_id = digest(raw), id_of(raw)
         principal = await self._authenticator.of_any_role(key_id, key_digest)
         expires_at = int(self._now()) + LIFETIME_S
         return principal, Session(key_digest, key_id, expires_at).seal(self._secret.value)
+
+    async def begin_of_person(self, signed_in: "SignedIn") -> tuple[str, int]:
+        """Return the cookie of a new session, and how long it lasts, in seconds.
+
+        Raises ServiceUnavailable.
+        """
+        assert self._people is not None
+        token, until = await self._people.begin(signed_in)
+        cookie = Session(token, PERSON, until).seal(self._secret.value)
+        return cookie, max(until - int(self._now()), 0)
+
+    async def end_of_person(self, headers: RequestHeaders) -> str | None:
+        """End the session of a person; return its ID token, if there is one.
+
+        Raises ServiceUnavailable.
+        """
+        session = self._session(find_cookie(headers, COOKIE))
+        if session is None or session.key_id != PERSON or self._people is None:
+            return None
+        return await self._people.end(session.key_digest)
+
+    def _session(self, cookie: str) -> Session | None:
+        return Session.unseal(self._secret.value, cookie, self._now())
 
     async def find_visitor(self, headers: RequestHeaders) -> Visitor:
         """Return the visitor of a request.
@@ -56,8 +92,13 @@ class SignIn:
         """
         cookie, chosen = find_cookie(headers, COOKIE), theme_of(headers)
         token = request_token(self._secret.value, cookie)
-        session = Session.unseal(self._secret.value, cookie, self._now())
-        if session is not None:
+        session = self._session(cookie)
+        if session is not None and session.key_id == PERSON:
+            if self._people is None:
+                raise InvalidApiKey(NO_SESSION)
+            found = await self._people.find(session.key_digest)
+            return Visitor(found.principal, token, theme=chosen, name=found.name, is_person=True)
+        if session is not None and self.with_keys:
             principal = await self._authenticator.of_any_role(session.key_id, session.key_digest)
             return Visitor(principal, token, theme=chosen)
         anonymous = self._authenticator.anonymous
@@ -116,6 +157,21 @@ def is_over_tls(scope: Scope) -> bool:
     """
     origin: bytes = dict(scope["headers"]).get(b"origin", b"")
     return scope["scheme"] == "https" or origin.startswith(b"https://")
+
+
+def set_console_cookie(
+    response: Response, name: str, value: str, lifetime_s: int, *, root_path: str, secure: bool
+) -> None:
+    """Set a cookie that only pages of the console send, and no script reads."""
+    response.set_cookie(
+        name,
+        value,
+        max_age=lifetime_s,
+        path=root_path + CONSOLE,
+        secure=secure,
+        httponly=True,
+        samesite="strict",
+    )
 
 
 def check_request_token(headers: RequestHeaders, visitor: Visitor) -> None:

@@ -21,8 +21,9 @@ class Visitor:
     # False: authentication is off, and nobody has logged in.
     logged_in: bool = True
     theme: Theme = Theme.AUTO
-    # Of its key, or the key's ID; only pages have it.
+    # Of the person or the key, or the key's ID; that of a key only pages have.
     name: str = ""
+    is_person: bool = False  # came by an identity provider
 
     @property
     def role(self) -> Role:

@@ -23,7 +23,8 @@ from app.settings.containers import ContainersSettings
 from app.settings.explain import explain_value
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
-from app.settings.jwt import JwtSettings, is_fetched_safely
+from app.settings.identity_provider import ProviderSettings, is_fetched_safely
+from app.settings.jwt import JwtSettings
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
 from app.settings.log_names import LogName, check_log_name
@@ -47,6 +48,7 @@ from app.settings.models import (
     SlotsPerEngine,
     SplitTarget,
 )
+from app.settings.oidc import OidcSettings
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
@@ -91,8 +93,10 @@ __all__ = (
     "MediaSettings",
     "MetricsSettings",
     "ModelSettings",
+    "OidcSettings",
     "Place",
     "PriceSettings",
+    "ProviderSettings",
     "QueueSettings",
     "RaySettings",
     "ServerSettings",

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from app.settings.console import ConsoleSettings
 from app.settings.server import ServerSettings
 from app.settings.settings import Settings
 from app.settings.state import AuthSettings, StateSettings
@@ -33,6 +34,7 @@ def anchor_settings(settings: Settings, directory: Path) -> Settings:
         update={
             "server": anchor_server(settings.server, directory),
             "auth": _auth(settings.auth, directory),
+            "console": _console(settings.console, directory),
             "state": _state(settings.state, directory),
             "logs": logs,
         }
@@ -116,6 +118,14 @@ def _auth(auth: AuthSettings, directory: Path) -> AuthSettings:
         update = {name: _below(directory, file) for name, file in files.items() if file is not None}
         providers.append(one.model_copy(update=update))
     return auth.model_copy(update={"jwt": tuple(providers)})
+
+
+def _console(console: ConsoleSettings, directory: Path) -> ConsoleSettings:
+    oidc = console.oidc
+    if oidc is None or oidc.ca_file is None:
+        return console
+    update = {"ca_file": _below(directory, oidc.ca_file)}
+    return console.model_copy(update={"oidc": oidc.model_copy(update=update)})
 
 
 def _state(state: StateSettings, directory: Path) -> StateSettings:

@@ -130,6 +130,21 @@ class Settings(_Layered):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _check_provider_names(self) -> Self:
+        """Callers of two providers never have the same ID."""
+        oidc = self.console.oidc
+        for provider in self.auth.jwt:
+            same_name = oidc is not None and provider.name == oidc.name
+            if same_name and oidc is not None and provider.issuer != oidc.issuer:
+                raise PlacedError(
+                    f"auth.jwt has another issuer by the name {oidc.name}",
+                    "console",
+                    "oidc",
+                    "name",
+                )
+        return self
+
     @property
     def source(self) -> Source:
         """Where each setting comes from."""
@@ -146,11 +161,12 @@ class Settings(_Layered):
 
     @property
     def key_variables(self) -> frozenset[str]:
-        """Names of the variables that hold the keys of remote engines."""
+        """Names of the variables that hold keys of remote engines, and the console's secret."""
         specs = (spec for model in self.models for spec in model.engines)
-        return frozenset(
-            name for spec in specs if isinstance(spec, RemoteSpec) for name in spec.key_variables
-        )
+        remotes = (spec for spec in specs if isinstance(spec, RemoteSpec))
+        oidc = self.console.oidc
+        secret = () if oidc is None or oidc.client_secret_env is None else (oidc.client_secret_env,)
+        return frozenset((*secret, *(name for spec in remotes for name in spec.key_variables)))
 
 
 class ServerOnly(_Layered):

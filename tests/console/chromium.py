@@ -17,7 +17,7 @@ _FLAGS = (
     "--no-first-run",
     "--no-proxy-server",
     # Every other name and address fails to resolve, so a page at fault cannot reach a host either.
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
 
 

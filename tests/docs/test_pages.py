@@ -79,7 +79,7 @@ def test_yaml_blocks_are_valid_configurations(
         # A file that exists, in place of one of a site's.
         data = yaml.safe_load(re.sub(r"(?<=ca_file: )\S+", certifi.where(), block.text))
         assert isinstance(data, dict), f"line {block.line}"
-        for name in re.findall(r"api_key_envs?: *[\"\[]?(\w+)", block.text):
+        for name in re.findall(r"(?:api_key|secret)_envs?: *[\"\[]?(\w+)", block.text):
             monkeypatch.setenv(name, "sk-of-another-box-0123456789")
         if "engines" in data:
             data = {"models": [{**MODEL, **data}]}

@@ -52,6 +52,7 @@ class IdentityProvider:
     # Answers by path, in place of its own: a status and a body, or more bytes without an end.
     answers: dict[str, Callable[[], tuple[str, bytes]]] = field(default_factory=dict)
     port: int = 0
+    body: bytes = b""  # of the last request
 
     @property
     def issuer(self) -> str:
@@ -114,6 +115,9 @@ class IdentityProvider:
             self.seen.append(path)
             lines = [line for line in head.split("\r\n") if line.startswith("authorization: ")]
             self.authorization += [line.partition(": ")[2] for line in lines]
+            sizes = [line.partition(": ")[2] for line in head.lower().split("\r\n")
+                     if line.startswith("content-length: ")]  # fmt: skip
+            self.body = await reader.readexactly(int(sizes[0]) if sizes else 0)
             status, body = self._answer(path)
             writer.write(
                 f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -13,7 +13,8 @@ from app.auth.owner_store import OwnerStore
 from app.auth.presented_key import invalid_key
 from app.auth.principal import Owner, Principal
 from app.auth.tokens.key_set import KeySet
-from app.auth.tokens.provider import IdentityProvider, KeyFetch
+from app.auth.tokens.provider import IdentityProvider
+from app.auth.tokens.provider_fetch import KeyFetch
 from app.auth.tokens.verification import (
     TokenHead,
     expiry,
@@ -85,7 +86,7 @@ class TokenCallers:
         if provider is None:
             raise invalid_key()
         key = await provider.find_key(head.kid, head.algorithm)
-        claims = read_claims(token, key, provider.settings)
+        claims = read_claims(token, key, provider.settings, provider.settings.audience)
         principal = principal_of(claims, provider.settings, self._limits())
         owner = await self._owner(principal.owner_name)
         entry = Entry(replace(principal, owner=owner), False, expiry(claims, provider.settings))

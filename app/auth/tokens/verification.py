@@ -1,31 +1,31 @@
 """Verifies access tokens (JWT, RFC 7519 and 8725), and reads who sends them. Pure."""
 
 import binascii
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import jwt
 from pydantic import TypeAdapter, ValidationError
 
-from app.auth.owner_store import checked_owner_name
 from app.auth.presented_key import invalid_key
 from app.auth.principal import Allowed, Principal, Role
+from app.auth.tokens.claims import (
+    UnusableClaim,
+    caller_id,
+    find_claim,
+    owner_claim,
+    role_claim,
+    text_claim,
+)
 from app.auth.validation import Pattern
 from app.errors import InvalidApiKey
-from app.settings import JwtSettings, LimitSettings
+from app.settings import JwtSettings, LimitSettings, ProviderSettings
 
 MAX_MODELS = 1000
-# Characters of a caller's ID, as the ledger stores it.
-MAX_ID = 64
-_PLAIN_SUBJECT = re.compile(r"[A-Za-z0-9._@:/|+-]+")
-_HALF = re.compile("[\ud800-\udfff]")
 _MODELS: TypeAdapter[list[str]] = TypeAdapter(list[Pattern])
 # What PyJWT raises for hostile headers and claims, besides its own errors.
 _FAULTS = (ValueError, TypeError, OverflowError, RecursionError, binascii.Error, KeyError)
-_RANKS = tuple(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,17 @@ def read_head(token: bytes) -> TokenHead:
     return TokenHead(issuer, algorithm, kid)
 
 
-def read_claims(token: bytes, key: jwt.PyJWK, settings: JwtSettings) -> Mapping[str, Any]:
+def read_claims(
+    token: bytes,
+    key: jwt.PyJWK,
+    settings: ProviderSettings,
+    audience: str,
+    required: Sequence[str] = (),
+    noun: str = "the access token",
+) -> Mapping[str, Any]:
     """Return the claims of a token that is valid now. Raises InvalidApiKey, with the reason.
+
+    `noun` is what messages call the token.
 
     The reason is told to whom the provider has given the token: the signature comes first.
     """
@@ -63,19 +72,19 @@ def read_claims(token: bytes, key: jwt.PyJWK, settings: JwtSettings) -> Mapping[
             token,
             key,
             algorithms=[key.algorithm_name],
-            audience=settings.audience,
+            audience=audience,
             issuer=settings.issuer,
             leeway=settings.leeway_s,
-            options={"require": ["exp", "iss", "aud"]},
+            options={"require": ["exp", "iss", "aud", *required]},
         )
     except jwt.ExpiredSignatureError:
-        raise InvalidApiKey("the access token has expired") from None
+        raise InvalidApiKey(f"{noun} has expired") from None
     except jwt.ImmatureSignatureError:
-        raise InvalidApiKey("the access token is not valid yet") from None
+        raise InvalidApiKey(f"{noun} is not valid yet") from None
     except jwt.InvalidAudienceError:
-        raise InvalidApiKey("the access token is for another audience") from None
+        raise InvalidApiKey(f"{noun} is for another audience") from None
     except jwt.MissingRequiredClaimError as error:
-        raise InvalidApiKey(f"the access token has no {error.claim}") from None
+        raise InvalidApiKey(f"{noun} has no {error.claim}") from None
     except (jwt.PyJWTError, *_FAULTS):
         raise invalid_key() from None
     return claims
@@ -94,15 +103,13 @@ def principal_of(
     `default` are the limits where the provider's settings have none. Raises InvalidApiKey for
     claims that are missing or have another form than the settings need.
     """
-    owner = ""
-    if settings.owner_claim is not None:
-        try:
-            owner = checked_owner_name(_text(claims, settings.owner_claim))
-        except ValueError:
-            raise _unusable(settings.owner_claim) from None
+    owner = "" if settings.owner_claim is None else owner_claim(claims, settings.owner_claim)
+    role = None
+    if settings.role_claim is not None:
+        role = role_claim(claims, settings.role_claim, settings.roles)
     return Principal(
-        _id(settings.name, _text(claims, settings.subject_claim)),
-        _role(claims, settings),
+        caller_id(settings.name, text_claim(claims, settings.subject_claim)),
+        role or Role.CLIENT,
         default if settings.limits is None else settings.limits,
         models=Allowed.of(_models(claims, settings)),
         daily_tokens=settings.daily_tokens,
@@ -111,51 +118,14 @@ def principal_of(
     )
 
 
-def _id(issuer: str, subject: str) -> str:
-    """Return a caller's ID: its own words where they fit, else their digest."""
-    plain = f"{issuer}:{subject}"
-    if len(plain) <= MAX_ID and _PLAIN_SUBJECT.fullmatch(subject):
-        return plain
-    return f"{issuer}:#{sha256(subject.encode()).hexdigest()[:32]}"
-
-
-def _role(claims: Mapping[str, Any], settings: JwtSettings) -> Role:
-    if settings.role_claim is None:
-        return Role.CLIENT
-    value = _find(claims, settings.role_claim)
-    names = value if isinstance(value, list) else [value]
-    roles = [Role(settings.roles[n]) for n in names if isinstance(n, str) and n in settings.roles]
-    return max(roles, key=_RANKS.index, default=Role.CLIENT)
-
-
 def _models(claims: Mapping[str, Any], settings: JwtSettings) -> list[str]:
     if settings.models_claim is None:
         return list(settings.models)
-    value = _find(claims, settings.models_claim)
+    value = find_claim(claims, settings.models_claim)
     try:
         models = _MODELS.validate_python([value] if isinstance(value, str) else value)
     except ValidationError:
-        raise _unusable(settings.models_claim) from None
+        raise UnusableClaim(settings.models_claim) from None
     if len(models) > MAX_MODELS:
-        raise _unusable(settings.models_claim)
+        raise UnusableClaim(settings.models_claim)
     return models
-
-
-def _text(claims: Mapping[str, Any], claim: str) -> str:
-    value = _find(claims, claim)
-    # JSON can have half a character, which is no text.
-    if not isinstance(value, str) or not value or _HALF.search(value):
-        raise _unusable(claim)
-    return value
-
-
-def _find(claims: Mapping[str, Any], claim: str) -> object:
-    """Return the value of a claim, by its name or by a path of names; None: there is none."""
-    value: object = claims
-    for name in claim[1:].split("/") if claim.startswith("/") else [claim]:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _unusable(claim: str) -> InvalidApiKey:
-    return InvalidApiKey(f"the access token has no usable claim {claim}")

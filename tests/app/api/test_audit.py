@@ -57,6 +57,14 @@ NO_CHANGES = {
     ("POST", "/console/keys/find"),
     ("POST", "/console/theme"),  # a cookie of the browser
 }
+# The sign-in by an identity provider: see tests/app/console/test_oidc_sign_in.py.
+OIDC = {
+    "issuer": "http://127.0.0.1:1", "client_id": "x", "role_claim": "x", "roles": {"x": "admin"},
+}  # fmt: skip
+BY_PROVIDER = {
+    ("POST", "/console/login/oidc"),  # sets a cookie; coming back is a GET
+    ("POST", "/console/logout/oidc"),
+}
 BODIES: dict[tuple[str, str], dict[str, object]] = {
     ("POST", "/admin/keys"): {"name": "new", "models": ["demo"]},
     ("PATCH", "/admin/keys/{key_id}"): {"weight": 7},
@@ -146,17 +154,19 @@ async def in_flight(gateway: Gateway) -> AsyncIterator[str]:
 def test_every_route_that_changes_something_has_a_row(tmp_path: Path) -> None:
     model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
     server = {"llama_cpp_models": True}
-    app = create_app(settings_for(model, run_dir=tmp_path, server=server))
+    console = {"oidc": OIDC}
+    app = create_app(settings_for(model, run_dir=tmp_path, server=server, console=console))
     found = {
         (method, route.path)
         for route in app.routes
         if isinstance(route, APIRoute)
         for method in route.methods - {"GET"}
     }
-    assert found == set(ROWS) | NO_CHANGES
+    assert found == set(ROWS) | NO_CHANGES | BY_PROVIDER
     # Models are edited by a route that is there only where the operator wants it:
     # tests/app/console/test_model_edit_page.py.
-    assert {*ROWS.values(), Action.CONFIGURATION_EDIT} == set(Action)
+    others = {Action.CONFIGURATION_EDIT, Action.SESSION_REFUSE}
+    assert {*ROWS.values(), *others} == set(Action)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`vllm-gateway check`: the plan and the notes of a valid configuration."""
 
+import asyncio
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from app.auth.tokens.provider_fetch import DISCOVERY
 from app.cli import app
 from app.cli.check import without_password
 from engines.flags import check as flag_check
@@ -17,6 +19,7 @@ from tests.app.configuration import isolate
 from tests.certificates import make_identity
 from tests.e2e.deployment import COMMAND, environment
 from tests.engines.plan.checkpoints import published
+from tests.fakes.openid_provider import OpenIdProvider
 
 REMOTE = {"kind": "remote", "url": "http://gpu-box:8000"}
 PROCESS = {"kind": "process", "model": "m"}
@@ -274,3 +277,41 @@ class TestMemory:
         lines = check({"kind": "process", "model": model})
         assert any(line.startswith("    memory is not known: ") for line in lines)
         assert lines[-1].endswith("is valid: 1 model, 1 engine")
+
+
+class TestSignIn:
+    """`check` asks the identity provider, and goes on without it."""
+
+    OIDC: ClassVar = {"client_id": "x", "role_claim": "groups", "roles": {"ops": "admin"}}
+
+    def notes(self, issuer: str) -> list[str]:
+        data = {
+            "models": [{"name": "demo", "engines": [REMOTE]}],
+            "console": {"oidc": {**self.OIDC, "issuer": issuer}},
+        }
+        start = f"note: console.oidc.issuer {issuer} cannot be used now: "
+        return [line.removeprefix(start) for line in shown(data) if line.startswith(start)]
+
+    def test_provider_that_is_down_is_noted(self) -> None:
+        assert self.notes("http://127.0.0.1:1/realm") == ["All connection attempts failed"]
+
+    @pytest.mark.parametrize(
+        ("path", "note"),
+        [
+            ("", None),
+            ("/", "/.well-known/openid-configuration is of another issuer"),
+            ("/moved", "/moved/.well-known/openid-configuration answers with status 302"),
+            ("/typo", "/typo/.well-known/openid-configuration answers with status 404"),
+        ],
+    )
+    def test_issuer_that_is_a_typo_or_redirects_is_noted(self, path: str, note: str | None) -> None:
+        async def noted() -> list[str]:
+            async with OpenIdProvider() as provider:
+                moved = "302 Found\r\nlocation: /.well-known/openid-configuration"
+                provider.answers[f"/moved{DISCOVERY}"] = lambda: (moved, b"")
+                found = await asyncio.to_thread(self.notes, f"{provider.issuer}{path}")
+                return [one.removeprefix(provider.issuer) for one in found]
+
+        found = asyncio.run(noted())
+        assert len(found) == (note is not None)
+        assert note is None or found[0].startswith(note)

@@ -323,6 +323,7 @@ CANDIDATES: tuple[object, ...] = (
     {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
     {"cert_file": "/c.pem", "key_file": "/k.pem"},
     [{"name": "x", "issuer": "https://example.org", "audience": "x"}],
+    {"issuer": "https://example.org", "client_id": "x", "role_claim": "x", "roles": {"x": "admin"}},
 )  # fmt: skip
 
 

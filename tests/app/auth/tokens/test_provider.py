@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 
 from app.auth.tokens import provider as provider_module
+from app.auth.tokens import provider_fetch
 from app.auth.tokens.key_set import KeySet, KeySetError
-from app.auth.tokens.provider import (
-    DISCOVERY,
-    MAX_DOCUMENT_BYTES,
-    FetchError,
-    KeyFetch,
-)
 from app.auth.tokens.provider import IdentityProvider as Provider
+from app.auth.tokens.provider_fetch import DISCOVERY, MAX_DOCUMENT_BYTES, FetchError, KeyFetch
 from app.errors import InvalidApiKey
 from app.settings import JwtSettings
 from tests.fakes.identity_provider import IdentityProvider, SigningKey
@@ -61,7 +57,7 @@ async def test_redirect_is_not_followed(provider: IdentityProvider) -> None:
 async def test_provider_that_is_slow_is_given_up(
     provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provider_module, "FETCH_S", 0.01)
+    monkeypatch.setattr(provider_fetch, "FETCH_S", 0.01)
     stalled = await asyncio.start_server(lambda *_: asyncio.sleep(1), "127.0.0.1", 0)
     port = stalled.sockets[0].getsockname()[1]
     assert await fault(provider, jwks_uri=f"http://127.0.0.1:{port}/") in (
@@ -74,8 +70,8 @@ async def test_provider_that_is_slow_is_given_up(
     ("document", "reason"),
     [
         (b"<html>", "is not JSON"),
-        (b"[]", "is of another issuer: check auth.jwt[].issuer"),
-        (b'{"issuer": "https://id.example"}', "is of another issuer: check auth.jwt[].issuer"),
+        (b"[]", "is of another issuer: check the setting issuer"),
+        (b'{"issuer": "https://id.example"}', "is of another issuer: check the setting issuer"),
         (b'{"issuer": "ISSUER"}', "has no jwks_uri with https://"),
         (b'{"issuer": "ISSUER", "jwks_uri": ["x"]}', "has no jwks_uri with https://"),
         (

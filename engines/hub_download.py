@@ -1,114 +1,57 @@
 """Downloads a model's files from the Hugging Face hub by `huggingface_hub`.
 
-The files and their sizes are known before the first byte, so that a disk without room is found at
-once. A file that is complete stays, so another run goes on behind it; a connection that breaks in a
+A file that is complete stays, so another run goes on behind it; a connection that breaks in a
 file is continued where it broke, within the same run (huggingface_hub 2.4, `http_get`).
 """
 
-import errno
 import fnmatch
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.download import (
+    MAX_PAUSE_S,
+    PAUSE_S,
+    Download,
+    DownloadError,
+    TooManyRequests,
+    causes,
+    wanted,
+)
 from engines.hub import hub_fault
 
-GIB = 2**30
-# Files that vLLM does not read: formats of other libraries, and the authors' own copies.
-UNREAD = (
-    "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.ot", "*.tflite", "*.mlmodel", "onnx/*",
-    "openvino/*", "coreml/*", "metal/*", "original/*",
-)  # fmt: skip
-# Also left out where there are safetensors, as vLLM does.
-OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 # vLLM takes the first kind that a repository has.
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 INFO_TIMEOUT_S = 10.0
-# End of a file's name in huggingface_hub until it is whole.
-INCOMPLETE = ".incomplete"
-# A file system without room, or a user without.
-FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
-# Wait after a 429 that names no time, and the longest wait that is worth it, in seconds.
-PAUSE_S, MAX_PAUSE_S = 60, 900
 _RESET = re.compile(r"\bt=(\d{1,6})")
 
 
-class DownloadError(Exception):
-    """A model cannot be downloaded; the text says why and what to do."""
-
-
-class TooManyRequests(DownloadError):
-    """The hub takes no more requests for `wait_s` seconds."""
-
-    def __init__(self, host: str, wait_s: int) -> None:
-        super().__init__(
-            f"{host} refuses more requests for {wait_s} s (429); a token in HF_TOKEN has higher "
-            "limits"
-        )
-        self.wait_s = wait_s
-
-
 @dataclass(frozen=True, slots=True)
-class Download:
-    """The files of a model that are still missing here. Sizes are in bytes."""
+class HubDownload(Download):
+    """A download from the Hugging Face hub."""
 
-    model: str
     commit: str
     # None: the cache of huggingface_hub, from which vLLM loads a model by its name.
     directory: Path | None
-    files: tuple[str, ...]
-    total: int
-    missing: int
-    # The directory in which bytes arrive.
-    place: Path
 
-    def check_disk(self) -> None:
-        """Raise DownloadError where the disk has no room for what is missing."""
-        free = shutil.disk_usage(_existing(self.place)).free
-        if free < self.missing:
-            raise DownloadError(
-                f"{self.model} needs {format_bytes(self.missing)} more in {self.place}, and "
-                f"{format_bytes(free)} are free; free some, or choose another disk with --to or "
-                "HF_HOME"
-            )
-
-    def arrived(self) -> int:
-        """Return the bytes of all files at the place, complete or not."""
-        return sum(_sizes(self.place))
-
-    def run(self) -> Path:
-        """Download what is missing; return the model's directory. Raises DownloadError. Blocks."""
+    def _download(self) -> Path:
         import huggingface_hub
 
-        complete = sum(_sizes(self.place, complete=True))
-        try:
-            found = huggingface_hub.snapshot_download(
+        return Path(
+            huggingface_hub.snapshot_download(
                 self.model,
                 revision=self.commit,
                 local_dir=self.directory,
                 allow_patterns=[_literal(name) for name in self.files],
             )
-        except Exception as error:
-            if any(getattr(cause, "errno", None) in FULL for cause in _causes(error)):
-                left = self.missing - sum(_sizes(self.place, complete=True)) + complete
-                raise DownloadError(self._full(left)) from error
-            raise _translated(error, self.model) from error
-        return Path(found)
-
-    def _full(self, left: int) -> str:
-        free = shutil.disk_usage(_existing(self.place)).free
-        return (
-            f"the disk of {self.place} is full: {format_bytes(left)} of {self.model} are still to "
-            f"come, and {format_bytes(free)} are free; free some, and run the command again: "
-            "complete files are not downloaded twice"
         )
 
+    def _explain(self, error: Exception) -> DownloadError:
+        return _translated(error, self.model)
 
-def plan_download(model: str, revision: str | None, directory: Path | None) -> Download:
+
+def plan_download(model: str, revision: str | None, directory: Path | None) -> HubDownload:
     """Return what is to be downloaded of a model. Raises DownloadError. Blocks."""
     if (fault := hub_fault(model, {})) is not None:
         raise DownloadError(fault)
@@ -123,17 +66,18 @@ def plan_download(model: str, revision: str | None, directory: Path | None) -> D
         )
     except Exception as error:
         raise _translated(error, model, revision) from error
-    wanted = _wanted({one.filename: one for one in found})
-    if not wanted:
+    files = {one.filename: one for one in found}
+    chosen = [files[name] for name in wanted(files)]
+    if not chosen:
         raise DownloadError(f"the repository {model} has no files that vLLM reads")
-    return Download(
+    return HubDownload(
         model,
-        wanted[0].commit_hash,
-        directory,
-        tuple(one.filename for one in wanted),
-        sum(one.file_size or 0 for one in wanted),
-        sum(one.file_size or 0 for one in wanted if one.will_download),
+        tuple(one.filename for one in chosen),
+        sum(one.file_size or 0 for one in chosen),
+        sum(one.file_size or 0 for one in chosen if one.will_download),
         place,
+        commit=chosen[0].commit_hash,
+        directory=directory,
     )
 
 
@@ -160,24 +104,6 @@ def weight_files(
     return {file.lfs.sha256 if file.lfs else str(file.blob_id): file.size or 0 for file in found}
 
 
-def format_bytes(count: int) -> str:
-    """Return a number of bytes for people."""
-    if count >= GIB / 10:
-        return f"{count / GIB:,.1f} GiB"
-    return f"{count / 2**20:,.1f} MiB"
-
-
-def _wanted(files: dict[str, Any]) -> list[Any]:
-    """Return the files that vLLM reads."""
-    has_safetensors = any(name.endswith(".safetensors") for name in files)
-    left_out = (*UNREAD, *OTHER_WEIGHTS) if has_safetensors else UNREAD
-    return [
-        one
-        for name, one in files.items()
-        if not any(fnmatch.fnmatch(name, rule) for rule in left_out)
-    ]
-
-
 def _literal(name: str) -> str:
     """Return the pattern of one name."""
     return re.sub(r"([*?[])", r"[\1]", name)
@@ -189,28 +115,11 @@ def _cache_place(model: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "blobs"
 
 
-def _sizes(place: Path, *, complete: bool = False) -> Iterator[int]:
-    """Yield the sizes of the files at a place; `complete`: not of those that are not whole yet."""
-    for directory, _, names in os.walk(place):
-        for name in names:
-            if complete and name.endswith(INCOMPLETE):
-                continue
-            try:
-                yield os.lstat(os.path.join(directory, name)).st_size
-            except FileNotFoundError:
-                continue  # it has just got its final name
-
-
-def _existing(path: Path) -> Path:
-    path = path.absolute()
-    return next(one for one in (path, *path.parents) if one.exists())
-
-
 def _translated(error: Exception, model: str, revision: str | None = None) -> DownloadError:
     """Return an error of huggingface_hub in words, found by its kind and status."""
     from huggingface_hub import constants
 
-    chain = list(_causes(error))
+    chain = list(causes(error))
     kinds = {type(one).__name__ for one in chain}
     host = constants.ENDPOINT.partition("://")[2]
     status, headers = _response_of(chain)
@@ -218,7 +127,7 @@ def _translated(error: Exception, model: str, revision: str | None = None) -> Do
         named = headers.get("retry-after", "")
         reset = _RESET.search(headers.get("ratelimit", ""))
         wait = named if named.isdecimal() else reset[1] if reset else PAUSE_S
-        return TooManyRequests(host, min(int(wait), MAX_PAUSE_S))
+        return TooManyRequests(host, min(int(wait), MAX_PAUSE_S), "HF_TOKEN")
     if "GatedRepoError" in kinds:
         return DownloadError(
             f"{model} is gated: accept its terms at {constants.ENDPOINT}/{model}, and set HF_TOKEN "
@@ -242,16 +151,6 @@ def _translated(error: Exception, model: str, revision: str | None = None) -> Do
         f"the download of {model} from {host} broke off ({reason}); run the command again: "
         "complete files are not downloaded twice. For a mirror set HF_ENDPOINT"
     )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from, the innermost last."""
-    found: BaseException | None = error
-    for _ in range(10):
-        if found is None:
-            return
-        yield found
-        found = found.__cause__ or found.__context__
 
 
 def _response_of(chain: list[BaseException]) -> tuple[int | None, Any]:

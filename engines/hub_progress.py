@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from engines.base import Progress
+from engines.download import GIB, INCOMPLETE, format_bytes
 from engines.hub import cached_repository, is_repository, uses_modelscope
-from engines.hub_download import GIB, INCOMPLETE, format_bytes, weight_files
+from engines.hub_download import weight_files
 
 MIB = 2**20
 # The clock of a file system, which may be another machine's, lags behind.

@@ -7,19 +7,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from app.cli.faults import EXIT_FAILED, complain, fail, faults
 
 if TYPE_CHECKING:
-    from engines.hub_download import Download
+    from engines.download import Download
 
 # Interval of the progress on a terminal, and of its lines elsewhere, in seconds.
 REFRESH_S, LINE_S = 0.5, 10.0
 # Attempts while the hub refuses requests for a time that it names.
 MAX_ATTEMPTS = 5
+Hub = Literal["huggingface", "modelscope"]
 
 
 def fetch(
@@ -27,6 +28,12 @@ def fetch(
         str,
         typer.Argument(help="Name of the model on the hub: OWNER/NAME.", show_default=False),
     ],
+    hub: Annotated[
+        Hub,
+        typer.Option(
+            "--from", help="Hub of the model; modelscope needs the package modelscope, and --to."
+        ),
+    ] = "huggingface",
     to: Annotated[
         Path | None,
         typer.Option(
@@ -36,20 +43,23 @@ def fetch(
         ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit; default: main.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Branch, tag or commit; default: main, of modelscope: master.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Download a model from the Hugging Face hub, or from the mirror in HF_ENDPOINT.
+    """Download a model from the Hugging Face hub, its mirror in HF_ENDPOINT, or ModelScope.
 
     Prints the model's directory. Files that are complete here are not downloaded again. Exit code 1
     if the download fails.
     """
-    from engines.hub_download import DownloadError, TooManyRequests
+    from engines.download import DownloadError, TooManyRequests
 
     with faults():
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                print(_fetch(model, revision, to))
+                print(_fetch(hub, model, revision, to))
                 return
             except TooManyRequests as error:
                 if attempt == MAX_ATTEMPTS:
@@ -60,13 +70,16 @@ def fetch(
                 fail(str(error), code=EXIT_FAILED)
 
 
-def _fetch(model: str, revision: str | None, to: Path | None) -> Path:
-    from engines.hub_download import format_bytes, plan_download
+def _fetch(hub: Hub, model: str, revision: str | None, to: Path | None) -> Path:
+    from engines.download import format_bytes
+    from engines.hub_download import plan_download
+    from engines.modelscope_download import plan_modelscope_download
 
     # Read when huggingface_hub is imported.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    plan = plan_download(model, revision, to)
+    find = plan_modelscope_download if hub == "modelscope" else plan_download
+    plan: Download = find(model, revision, to)
     plan.check_disk()
     have = plan.total - plan.missing
     print(
@@ -123,7 +136,7 @@ def _progress(plan: "Download") -> Iterator[None]:
 
 def progress_line(done: int, total: int, elapsed_s: float) -> str:
     """Return progress as a line for a log: bytes, rate, and time left."""
-    from engines.hub_download import format_bytes
+    from engines.download import format_bytes
 
     rate = done / elapsed_s if elapsed_s > 0 else 0.0
     left = f", {(total - done) / rate:,.0f} s left" if rate else ""

@@ -62,7 +62,9 @@ class FakeHub:
         return [part for method, path, part in self.seen if method == "GET" and name in path]
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers the requests of huggingface_hub."""
+
     protocol_version = "HTTP/1.1"
     hub: FakeHub
 
@@ -78,14 +80,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub = self.hub
         if self.path == "/api/agent-harnesses":  # the library asks it where an agent runs it
-            return self._send(404, b"")
+            return self.send(404, b"")
         hub.seen.append((self.command, self.path, self.headers.get("range", "")))
         if hub.status is not None:
-            return self._send(hub.status, b"Service Unavailable")
+            return self.send(hub.status, b"Service Unavailable")
         if hub.refusals > 0:
             hub.refusals -= 1
             after = str(hub.retry_after_s)
-            return self._send(429, b"rate limited", {"Retry-After": after})
+            return self.send(429, b"rate limited", {"Retry-After": after})
+        return self.respond()
+
+    def respond(self) -> None:
+        """Answer one request."""
+        hub = self.hub
         found = _API.fullmatch(self.path.partition("?")[0]) or _FILE.fullmatch(self.path)
         if found is None or found["repo"] != hub.repo:
             return self._refuse(404 if self.headers.get("authorization") else 401, "RepoNotFound")
@@ -94,11 +101,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if found.re is _FILE:
             if hub.gated and not self.headers.get("authorization"):
                 return self._refuse(401, "GatedRepo")
-            return self._file(found["name"])
+            return self.send_file(found["name"])
         if hub.gated and not self.headers.get("authorization"):
             return self._refuse(401, "GatedRepo")
         answer = self._tree() if found["kind"] == "tree" else self._info()
-        return self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+        return self.send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _info(self) -> dict[str, Any]:
         siblings = [
@@ -114,7 +121,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for name, data in self.hub.files.items()
         ]
 
-    def _file(self, name: str) -> None:
+    def send_file(self, name: str) -> None:
         data = self.hub.files.get(name)
         if data is None:
             return self._refuse(404, "EntryNotFound")
@@ -127,15 +134,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         cut = self.hub.cut_after
         if self.command == "GET" and cut is not None and self.hub.cuts and len(data) - start > cut:
             self.hub.cuts -= 1
-            self._send(status, data[start:], headers, sent=cut)
+            self.send(status, data[start:], headers, sent=cut)
             self.close_connection = True
             return None
-        return self._send(status, data[start:], headers, length=len(data) - start)
+        return self.send(status, data[start:], headers, length=len(data) - start)
 
     def _refuse(self, status: int, code: str) -> None:
-        self._send(status, b'{"error":"refused"}', {"X-Error-Code": code})
+        self.send(status, b'{"error":"refused"}', {"X-Error-Code": code})
 
-    def _send(
+    def send(
         self,
         status: int,
         body: bytes,
@@ -170,9 +177,9 @@ def _oid(data: bytes) -> str:
 
 
 @contextmanager
-def serving_hub(hub: FakeHub) -> Iterator[FakeHub]:
+def serving_hub(hub: FakeHub, kind: type[Handler] = Handler) -> Iterator[FakeHub]:
     """Run the hub in a thread."""
-    handler = type("Handler", (_Handler,), {"hub": hub})
+    handler = type("Handler", (kind,), {"hub": hub})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever)

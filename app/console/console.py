@@ -199,7 +199,9 @@ class Console:
             usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
         ]
         if self.editor is not None:
-            pages.append(model_edit_pages(ModelEditPages(renderer, self.editor, self._plans)))
+            pages.append(
+                model_edit_pages(ModelEditPages(renderer, self.editor, self._plans, self._views))
+            )
         return pages
 
     def _request_pages(self) -> RequestPages:

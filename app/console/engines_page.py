@@ -14,7 +14,7 @@ from app.console.router import visitor_of
 from app.console.sorting import Sorting, Value
 from app.console.visitor import CONSOLE
 from app.errors import RouteNotFound
-from engines.base import EngineState
+from engines.base import EngineFacts, EngineState
 
 # Columns of the comparison that nobody has chosen, and that a table can have at all.
 DEFAULT_COMPARED = 6
@@ -83,10 +83,14 @@ def comparable(engines: Iterable[EngineView]) -> list[EngineView]:
 
 
 def choose(engines: list[EngineView], names: list[str] | None) -> list[EngineView]:
-    """Return the engines to compare: those that are named, or the first ones that can be."""
+    """Return the engines to compare: those that are named, or the first ones that can be.
+
+    An engine that has never been up would differ from the others in every fact.
+    """
     found = comparable(engines)
     if not names:
-        return found[:DEFAULT_COMPARED]
+        up = [one for one in found if one.row.facts != EngineFacts()]
+        return (up if len(up) > 1 else found)[:DEFAULT_COMPARED]
     wanted = set(names)
     return [one for one in found if one.row.name in wanted][:MAX_COMPARED]
 

@@ -15,10 +15,10 @@ from fastapi.responses import RedirectResponse
 
 from app.api import Right, client_address
 from app.audit import Actor
+from app.console.fleet_view import FleetViews
 from app.console.memory_plans import MemoryPlans
 from app.console.model_form import (
     FLAGS,
-    NEW_FLAGS,
     NEW_KINDS,
     ModelForm,
     changes_of,
@@ -57,12 +57,18 @@ class ModelEditPages:
     renderer: Renderer
     editor: ModelEditor
     plans: MemoryPlans
+    views: FleetViews
 
-    async def form_page(self, visitor: Visitor, name: str | None, given: Given) -> Response:
-        """Return the form of a model; None: of a new one."""
+    async def form_page(self, visitor: Visitor, name: str | None, *, again: bool) -> Response:
+        """Return the form of a model; None: of a new one.
+
+        `again`: with what was sent last.
+        """
         file = await self._read()
-        values = _values(file.text, name, given)
-        return await self._page(visitor, name, {"digest": file.digest, **given}, values, None)
+        run = self.editor.run
+        sent = run.edit.form if again and run is not None else {}
+        values = _values(file.text, name, sent)
+        return await self._page(visitor, name, {**sent, "digest": file.digest}, values, None)
 
     async def submitted(
         self, visitor: Visitor, name: str | None, given: Given, by: Actor
@@ -78,7 +84,9 @@ class ModelEditPages:
         else:
             after = str(changes.get(("name",), name))
             made = partial(change_model, name=name, changes=changes)
-        edit = ModelEdit(before=name, after=after, digest=given.get("digest", ""), edit=made)
+        edit = ModelEdit(
+            before=name, after=after, digest=given.get("digest", ""), edit=made, form=given
+        )
         found = await self._carried_out(edit, given, by)
         if isinstance(found, Response):
             return found
@@ -119,8 +127,7 @@ class ModelEditPages:
         form = model_form(values, given, {})
         others: list[str] = []
         if check is not None:
-            places = [field.place for field in form.all_fields()]
-            by_field, others = placed_faults(check.faults, _name(form), places)
+            by_field, others = placed_faults(check.faults, _name(form), form.places())
             form = model_form(values, given, by_field)
         plans = [] if check is None or check.model is None else await self.plans.of(check.model)
         other_kinds: dict[str, ModelForm] = {}
@@ -140,7 +147,6 @@ class ModelEditPages:
             faults=others,
             plans=plans,
             flags=FLAGS,
-            new_flags=range(NEW_FLAGS),
             file=self._path,
             changed=check is not None and bool(check.diff),
         )
@@ -148,7 +154,11 @@ class ModelEditPages:
     def outcome_page(self, visitor: Visitor) -> Response:
         """Return the page of the edit that is being applied, or was."""
         run = self.editor.run
-        page = self.renderer.page(visitor, "model_edited.html", run=run, file=self._path)
+        name = "" if run is None else run.edit.name
+        starting = [one for one in self.views.engines() if one.row.model == name and one.progress]
+        page = self.renderer.page(
+            visitor, "model_edited.html", run=run, starting=starting, file=self._path
+        )
         if run is not None and not run.done:
             page.headers["refresh"] = str(REFRESH_S)
         return page
@@ -169,9 +179,9 @@ def model_edit_pages(pages: ModelEditPages) -> APIRouter:
     router = page_router(pages.renderer)
 
     @router.get("/configuration/model")
-    async def show_form(request: Request, name: str | None = None) -> Response:
+    async def show_form(request: Request, name: str | None = None, again: bool = False) -> Response:
         visitor = require(request, Right.ENGINES_WRITE)
-        return await pages.form_page(visitor, name, {})
+        return await pages.form_page(visitor, name, again=again)
 
     @router.post("/configuration/model")
     async def submit_form(request: Request, name: str | None = None) -> Response:

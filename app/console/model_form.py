@@ -95,6 +95,16 @@ class FormField:
 
 
 @dataclass(frozen=True, slots=True)
+class NewFlag:
+    """A row for a further flag; `id` begins the names of its inputs."""
+
+    id: str
+    flag: str
+    text: str
+    faults: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineForm:
     """The fields of one engine; `fixed` has what only the file can change."""
 
@@ -102,8 +112,13 @@ class EngineForm:
     kind: str
     fields: Sequence[FormField]
     flags: Sequence[FormField]
-    takes_flags: bool
+    new_flags: Sequence[NewFlag]
     fixed: Sequence[str]
+
+    def places(self) -> Iterator[Place]:
+        """Yield the places of all settings that are in the form."""
+        yield from (one.place for one in (*self.fields, *self.flags))
+        yield from (("engines", self.number, "args", one.flag) for one in self.new_flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +133,11 @@ class ModelForm:
         yield from (*self.fields, *self.more)
         for engine in self.engines:
             yield from (*engine.fields, *engine.flags)
+
+    def places(self) -> list[Place]:
+        """Return the places of all settings that are in the form."""
+        found = [one.place for one in (*self.fields, *self.more)]
+        return found + [place for engine in self.engines for place in engine.places()]
 
 
 def is_shown(place: Place, member: object) -> bool:
@@ -171,13 +191,11 @@ def changes_of(values: Mapping[str, Any], given: Mapping[str, str]) -> Changes:
         if text is not None and _same(text) != _same(field.text):
             changes[field.place] = _parsed(field, text[:MAX_LENGTH])
     for engine in before.engines:
-        for number in range(NEW_FLAGS) if engine.takes_flags else ():
-            row = f"engines.{engine.number}.new.{number}"
-            flag, text = given.get(f"{row}.flag", ""), given.get(f"{row}.value", "").strip()
-            place = ("engines", engine.number, "args", flag)
-            known = {one.place for one in engine.flags}
-            if flag in FLAGS and text and place not in known:
-                changes[place] = _scalar(text[:MAX_LENGTH])
+        known = {one.place for one in engine.flags}
+        for row in _new_flags(engine.number, given, {}) if engine.new_flags else ():
+            place = ("engines", engine.number, "args", row.flag)
+            if row.flag and row.text and place not in known:
+                changes[place] = _scalar(row.text[:MAX_LENGTH])
     return changes
 
 
@@ -244,7 +262,23 @@ def _engine_form(
                     faults=tuple(faults.get(id_, ())),
                 )
             )
-    return EngineForm(number, kind, fields, flags, takes_flags, fixed)
+    new = _new_flags(number, given, faults) if takes_flags else ()
+    return EngineForm(number, kind, fields, flags, new, fixed)
+
+
+def _new_flags(
+    number: int, given: Mapping[str, str], faults: Mapping[str, Sequence[str]]
+) -> list[NewFlag]:
+    """Return the rows for further flags of an engine, with what a browser has filled in."""
+    found: list[NewFlag] = []
+    for row in range(NEW_FLAGS):
+        id_ = f"engines.{number}.new.{row}"
+        flag = given.get(f"{id_}.flag", "")
+        flag = flag if flag in FLAGS else ""
+        text = given.get(f"{id_}.value", "").strip()
+        said = faults.get(f"engines.{number}.args.{flag}", ()) if flag else ()
+        found.append(NewFlag(id_, flag, text, said))
+    return found
 
 
 def _field(place: Place, label: str, text: str, faults: Sequence[str], kind: str = "") -> FormField:

@@ -3,7 +3,7 @@
 import asyncio
 import difflib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.audit import Action, Actor, AuditRecord, AuditTrail
@@ -39,10 +39,19 @@ class ModelEdit:
     digest: str
     # Raises EditRefused.
     edit: Callable[[str], str]
+    # What the page has sent, for another try.
+    form: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.after or self.before or ""
+
+    @property
+    def action(self) -> str:
+        """What it does to the model, as a word: added, changed or removed."""
+        if self.before is None:
+            return "added"
+        return "removed" if self.after is None else "changed"
 
 
 @dataclass(slots=True)
@@ -60,8 +69,7 @@ class EditCheck:
 class EditRun:
     """An edit that is being applied, or was."""
 
-    name: str
-    removes: bool
+    edit: ModelEdit
     done: bool = False
     fault: str = ""
     report: ReloadReport | None = None
@@ -138,7 +146,7 @@ class ModelEditor:
             except EditRefused as error:
                 found.faults.append(str(error))
                 return found
-            self.run = EditRun(edit.name, removes=edit.after is None)
+            self.run = EditRun(edit)
             work = self._reload(self.run, present.text, text, by)
             self._applying = self._tasks.start(work, "edit of a model")
             return found
@@ -163,14 +171,14 @@ class ModelEditor:
         run.fault = "the reload has ended with an error that is in the gateway's log"
         try:
             run.report = await self._reloader.reload(by)
-            mine = [one for one in run.report.models if one.model == run.name]
+            mine = [one for one in run.report.models if one.model == run.edit.name]
             run.fault = "\n".join(str(one) for one in mine if not one.done)
         except GatewayError as error:
             run.fault = str(error)
         finally:
             if run.fault:
                 run.fault = f"{run.fault}\n{await self._restore(old, new)}"
-                log.error("edit of model %s: %s", run.name, run.fault.replace("\n", "; "))
+                log.error("edit of model %s: %s", run.edit.name, run.fault.replace("\n", "; "))
             run.done = True
 
     async def _restore(self, old: str, new: str) -> str:

@@ -1,9 +1,9 @@
 """A gateway on the demo model with something to see: keys of several owners, and their requests."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class DemoSite:
 
     deployment: Deployment
     keys: dict[str, str]
+    # Where fakes are to listen, by the name of their model.
+    ports: Mapping[str, int] = field(default_factory=dict)
 
     def admin(self) -> httpx.Client:
         """A client with the root key."""
@@ -56,7 +58,7 @@ def demo_site(directory: Path, *, variants: int = 2) -> Iterator[DemoSite]:
     with deployed(directory, demo, on_demand, unreachable) as deployment:
         poll_until(lambda: _ready(deployment) == variants, START_S)
         with deployment.client(ADMIN_KEY) as admin:
-            keys = {fields["name"]: _make_key(admin, fields) for fields in KEYS}
+            keys = make_keys(admin, KEYS)
             budget = admin.put("/admin/owners/shop", json={"monthly_tokens": 50_000})
             assert budget.status_code == 201, budget.text
         yield DemoSite(deployment, keys)
@@ -69,11 +71,14 @@ def _ready(deployment: Deployment) -> int:
     return sum(one["state"] == "ready" for one in engines if one["model"] == "demo")
 
 
-def _make_key(admin: httpx.Client, fields: dict[str, Any]) -> str:
-    made = admin.post("/admin/keys", json=fields)
-    assert made.status_code == 201, made.text
-    key: str = made.json()["key"]
-    return key
+def make_keys(admin: httpx.Client, wanted: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Make keys; return their text by name."""
+    keys: dict[str, str] = {}
+    for fields in wanted:
+        made = admin.post("/admin/keys", json=fields)
+        assert made.status_code == 201, made.text
+        keys[fields["name"]] = made.json()["key"]
+    return keys
 
 
 async def make_traffic(site: DemoSite, rounds: int) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, expect
 
+from tests.console.busy_site import busy_site, traffic
 from tests.console.chromium import chromium
-from tests.console.demo_site import DemoSite, demo_site, make_traffic
+from tests.console.demo_site import DemoSite
 from tests.console.pictures import save_small
 from tests.console.site import log_in
 from tests.console.test_playground import ask, complete
@@ -19,7 +20,6 @@ from tests.console.watched_page import PHONE, WIDE, Scheme, fresh_context, watch
 from tests.e2e.deployment import ADMIN_KEY, ROOT
 
 IMAGES = ROOT / "docs" / "images"
-ROUNDS = 8
 
 
 async def nothing(_: Page) -> None:
@@ -51,6 +51,19 @@ async def show_log(page: Page) -> None:
     await expect(page.locator(".log .line").first).to_be_visible()
 
 
+async def with_charts(page: Page) -> None:
+    """Show the first charts below the figures, too."""
+    await page.set_viewport_size({"width": WIDE, "height": 1100})
+
+
+async def edit(page: Page) -> None:
+    """Change a model, and have it checked."""
+    await page.get_by_label("Aliases").fill("gpt-4o-mini\ngpt-4o")
+    await page.get_by_label("max-model-len").fill("1024")
+    await page.get_by_role("button", name="Check").click()
+    await expect(page.get_by_role("button", name="Write and reload")).to_be_visible()
+
+
 @dataclass(frozen=True, slots=True)
 class Shot:
     """A picture of a page; `prepare` brings the page into the state to show."""
@@ -66,11 +79,12 @@ class Shot:
 
 SHOTS = (
     Shot("console-login", "/console/login", logged_in=False),
-    Shot("console-overview", "/console/overview?hours=0.25"),
-    Shot("console-overview-dark", "/console/overview?hours=0.25", scheme="dark"),
+    Shot("console-overview", "/console/overview?hours=24", prepare=with_charts),
+    Shot("console-overview-dark", "/console/overview?hours=24", scheme="dark", prepare=with_charts),
     Shot("console-overview-phone", "/console/overview", width=PHONE),
     Shot("console-models", "/console/models"),
     Shot("console-model", "/console/models/demo"),
+    Shot("console-model-edit", "/console/configuration/model?name=demo", prepare=edit),
     Shot("console-engines", "/console/engines"),
     Shot("console-engine", "/console/engines/demo-0", prepare=show_log),
     Shot("console-requests", "/console/requests"),
@@ -128,8 +142,10 @@ async def take(browser: Browser, site: DemoSite, shot: Shot, directory: Path) ->
 
 async def take_all(site: DemoSite, directory: Path, names: list[str]) -> None:
     """Take the named pictures, or all of them; print their sizes."""
-    await make_traffic(site, ROUNDS)
-    async with chromium() as browser:
+    async with traffic(site), chromium() as browser:
+        with site.admin() as admin:
+            # It loads in the first pictures, and is there to compare in those of engines.
+            admin.post("/admin/models/demo-large/load").raise_for_status()
         for shot in SHOTS:
             if not names or shot.name in names:
                 size = await take(browser, site, shot, directory)
@@ -139,7 +155,7 @@ async def take_all(site: DemoSite, directory: Path, names: list[str]) -> None:
 def main(names: list[str]) -> None:
     """Start a gateway on the demo model and take its pictures."""
     IMAGES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as directory, demo_site(Path(directory)) as site:
+    with tempfile.TemporaryDirectory() as directory, busy_site(Path(directory)) as site:
         asyncio.run(take_all(site, IMAGES, names))
 
 

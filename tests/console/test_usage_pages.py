@@ -65,6 +65,7 @@ async def test_usage_is_filtered_charted_and_downloaded(site: Site) -> None:
     async with site.visit(Role.AUDITOR) as watched_page:
         page = watched_page.page
         await page.goto("/console/usage")
+        await page.get_by_text("Days, groups and filters").click()
         await page.get_by_label("Key, by name or ID").fill(made["id"])
         await page.get_by_label("Group by").select_option("day,key,model")
         await page.get_by_role("button", name="Show").click()

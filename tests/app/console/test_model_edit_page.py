@@ -147,6 +147,8 @@ async def test_a_model_that_does_not_start_puts_the_file_back(
     done = await outcome(admin, await send(admin, "apply", "own", load="eager"))
     assert "own was not changed" in done
     assert "the file is as it was before" in done
+    again = await admin.get(FORM, params={"name": "own", "again": "true"})
+    assert "<option selected>eager</option>" in again.text
     assert served.text == crashing
     assert served.gateway.state.settings.models[1].load == "on_demand"
 

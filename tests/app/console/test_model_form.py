@@ -117,7 +117,11 @@ def test_hints_and_choices_are_those_of_the_schema() -> None:
 
 
 def test_faults_stand_beside_their_fields() -> None:
-    places = [field.place for field in model_form(MODEL, {}, {}).all_fields()]
+    row = {"engines.0.new.1.flag": "reasoning-parser", "engines.0.new.1.value": "qwen4"}
+    form = model_form(MODEL, row, {"engines.0.args.reasoning-parser": ["no such parser"]})
+    assert form.engines[0].new_flags[1].faults == ["no such parser"]
+    places = form.places()
+    assert ("engines", 0, "args", "reasoning-parser") in places
     lines = [
         "gateway.yaml:3: model demo: engines[0].model: does not exist: /x",
         "gateway.yaml:9: model demo: queue.timeout_s: must be a number, not 'soon'",

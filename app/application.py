@@ -15,6 +15,7 @@ The order of the release:
     limiter                               queued releases sent; then its task is canceled
     ledger                                waiting records written; then its task is canceled
     budgets                               closed
+    captures                              waiting ones written; then their tasks are canceled
     alerts                                closed; then their task is canceled
     keys                                  polling task canceled; then closed
     stored responses, shared secrets      tasks canceled
@@ -38,6 +39,7 @@ from app.admission import Admission
 from app.asgi import Dispatcher
 from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.capture import CaptureReader, CaptureStore
 from app.concurrency import ConcurrencyTuner
 from app.database import BackupSchedule, Database, DatabaseUnavailable, SharedSecret
 from app.fleet import (
@@ -106,6 +108,8 @@ class Application:
     session_secret: SharedSecret
     body_memory: BodyMemory
     stored_responses: StoredResponses
+    captures: CaptureStore
+    capture_reader: CaptureReader
     in_flight: RequestsInFlight
     requests: RequestDirectory
     alerts: Alerts | None
@@ -166,6 +170,10 @@ class Application:
                 _run_until_release(stack, self.alerts.run(), "alerts")
                 stack.push_async_callback(self.alerts.close)
             stack.push_async_callback(self.budgets.close)
+            _run_until_release(stack, self.captures.run(), "delete expired captures")
+            writer = self.services.captures
+            _run_until_release(stack, writer.run(), "write captures")
+            stack.push_async_callback(writer.close)
             _run_until_release(stack, self.ledger.run(), "write usage")
             _run_until_release(stack, ClockSteps().run(), "watch the clock")
             stack.push_async_callback(self.ledger.close)

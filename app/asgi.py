@@ -15,6 +15,7 @@ from engines.base import Headers
 __all__ = [
     "BUFFERED_BYTES",
     "REFUSED",
+    "AnswerCopy",
     "ClientDisconnected",
     "ClientExchange",
     "ClientStalled",
@@ -39,6 +40,14 @@ class ClientStalled(Exception):
     """The client has stopped reading the response."""
 
     code = "client_stalled"
+
+
+class AnswerCopy(Protocol):
+    """Takes a copy of what a client is sent."""
+
+    def add(self, data: bytes) -> None:
+        """Take a piece of a response's body. Raises nothing."""
+        ...
 
 
 class ClientExchange(Protocol):
@@ -68,6 +77,8 @@ class ClientExchange(Protocol):
     model_line: bytes
     # CORS headers of a response to a page of another origin.
     extra_headers: Headers
+    # Is given every piece of the response's body that is written to the client; None: nothing is.
+    answer_copy: AnswerCopy | None
 
     # The state of the response
     status: int  # 0 until it starts

@@ -30,6 +30,7 @@ from app.api import (
     Right,
     admin_models_router,
     audit_router,
+    captures_routers,
     engines_router,
     find_none,
     keys_router,
@@ -40,6 +41,7 @@ from app.api import (
     model_rows,
     models_router,
     ops_router,
+    own_capture,
     owners_router,
     reload_router,
     requests_router,
@@ -61,6 +63,7 @@ from app.usage import LoadMinutes, usage_report
 # Response headers that a page of another origin may read.
 EXPOSED_HEADERS = (
     "retry-after",
+    "x-gateway-captured",
     "x-gateway-dropped-fields",
     "x-gateway-model",
     "x-request-id",
@@ -171,6 +174,7 @@ def _console(application: Application, editor: ModelEditor | None) -> Console:
         key_store=application.key_store,
         owner_store=application.owner_store,
         audit=application.audit,
+        capture_reader=application.capture_reader,
         requests=application.requests,
         model_rows=partial(model_rows, application.services, application.operations),
         draining=lambda: admission.draining,
@@ -199,6 +203,7 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
         RequireRight(authenticator, Right.USAGE_READ, scoped=True),
         lambda named, owner: key_store.within(owner).id_for_reports(named),
         currency=lambda: application.ledger.currency,
+        capture=lambda caller: own_capture(application.services.bounds.capture, caller),
     )
     yield ops_router(application.services.forecasts, admission, authenticator)
     if metrics_pages is not None:
@@ -209,6 +214,7 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
     yield logs_router(application.levels, authenticator, application.audit)
     yield requests_router(application.requests, key_store, authenticator, application.audit)
     yield audit_router(application.audit, authenticator)
+    yield from captures_routers(application.capture_reader, key_store, authenticator)
     yield engines_router(
         application.catalogue,
         application.operations,

@@ -25,6 +25,7 @@ from app.admission import Admission
 from app.application import Application
 from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.capture import CaptureReader, CaptureStore, CaptureWriter, Sealer
 from app.concurrency import ConcurrencyTuner
 from app.database import BackupSchedule, Database, SharedSecret
 from app.discovery import FindSource, find_source
@@ -165,6 +166,7 @@ class _Stores:
     owner_store: OwnerStore
     audit: AuditTrail
     responses: StoredResponses
+    captures: CaptureStore
 
 
 def _stores(settings: Settings) -> _Stores:
@@ -177,6 +179,7 @@ def _stores(settings: Settings) -> _Stores:
         owner_store=OwnerStore(database),
         audit=AuditTrail(database),
         responses=StoredResponses(database),
+        captures=CaptureStore(database),
     )
 
 
@@ -342,6 +345,7 @@ def _services(
         salts=CacheSalts(lambda: stores.salt_secret.value),
         stored=stores.responses,
         in_flight=callers.in_flight,
+        captures=CaptureWriter(stores.captures, observers.metrics, callers.ledger.gateway),
     )
 
 
@@ -397,6 +401,10 @@ def _application(
         session_secret=stores.session_secret,
         body_memory=services.body_memory,
         stored_responses=stores.responses,
+        captures=stores.captures,
+        capture_reader=CaptureReader(
+            stores.captures, lambda: Sealer.of(engines.in_force.settings.capture)
+        ),
         in_flight=callers.in_flight,
         requests=RequestDirectory(
             callers.in_flight,

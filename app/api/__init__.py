@@ -3,7 +3,7 @@
 The data plane bypasses FastAPI: `data_plane` maps its paths to handlers of the relay. Each other
 module with a router has the routes of one resource: `models`, `llama_cpp`, `usage`, `health` and,
 under /admin, `admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `admin_requests`,
-`audit`, `logs` and `reload`. `client_key` and `admin_auth` authenticate their callers;
+`audit`, `captures`, `logs` and `reload`. `client_key` and `admin_auth` authenticate their callers;
 `middleware`, `cors` and `exception_handlers` apply to all of them. `schema` makes the OpenAPI
 document, with the help of `error_responses` and `data_plane_schema`.
 """
@@ -37,6 +37,7 @@ from app.api.admin_requests import (
     status_range,
 )
 from app.api.audit import audit_router, parse_audit_cursor
+from app.api.captures import captures_routers, own_capture
 from app.api.client_key import ClientKey, require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
@@ -90,6 +91,7 @@ __all__ = [
     "admin_models_router",
     "audit_router",
     "bound_body",
+    "captures_routers",
     "check_may_manage",
     "check_names",
     "client_address",
@@ -109,6 +111,7 @@ __all__ = [
     "models_router",
     "notes_of",
     "ops_router",
+    "own_capture",
     "owner_within",
     "owners_router",
     "parse_audit_cursor",

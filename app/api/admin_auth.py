@@ -52,6 +52,9 @@ class Right(StrEnum):
     REQUESTS_READ = "requests:read"
     REQUESTS_WRITE = "requests:write"
     AUDIT_READ = "audit:read"
+    # What requests and answers said: of administrators only, whatever else a role may read.
+    CAPTURES_READ = "captures:read"
+    CAPTURES_WRITE = "captures:write"
 
 
 _READS = frozenset(

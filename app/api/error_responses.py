@@ -54,9 +54,10 @@ RATE_HEADERS = tuple(name.decode() for names in HEADER_NAMES.values() for name i
 REQUEST_ID = "x-request-id"
 MODEL = "x-gateway-model"
 DROPPED_FIELDS = "x-gateway-dropped-fields"
+CAPTURED = "x-gateway-captured"
 # Of every response of an engine.
 ENGINE_HEADERS: JsonObject = {
-    name: {"$ref": f"#/components/headers/{name}"} for name in (MODEL, DROPPED_FIELDS)
+    name: {"$ref": f"#/components/headers/{name}"} for name in (MODEL, DROPPED_FIELDS, CAPTURED)
 }
 
 
@@ -141,6 +142,10 @@ def header_components() -> Mapping[str, JsonObject]:
         DROPPED_FIELDS: {
             "description": "Fields of the request that were left out, where there are any.",
             "schema": {"type": "string"},
+        },
+        CAPTURED: {
+            "description": "true: request and answer are stored. Absent where they are not.",
+            "schema": {"const": "true"},
         },
     }
     for kind, (limit, remaining, reset) in HEADER_NAMES.items():

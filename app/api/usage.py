@@ -103,6 +103,15 @@ class OwnerBudgets(Budgets):
     """Budgets that all keys of an owner share, and what these keys have used of them."""
 
 
+class OwnCapture(BaseModel):
+    """What is stored of the requests of a key, and of their answers."""
+
+    models: list[str] = Field(description='At which models; ["*"]: at all.')
+    share: float = Field(description="Of the requests.")
+    retention_days: float = Field(description="For which a capture is kept.")
+    redact: list[str] = Field(description="Replaced before it is stored.")
+
+
 class OwnUsage(Budgets):
     object: str = "usage"
     key_id: str
@@ -111,6 +120,9 @@ class OwnUsage(Budgets):
     currency: str | None = Field(description="Of all amounts of money; null: none is configured.")
     owner: OwnerBudgets | None = Field(description="null: the key's owner has no budget.")
     days: list[ModelDay] = Field(description="By day and model, the oldest first.")
+    capture: OwnCapture | None = Field(
+        description="null: no request of the key is captured, and no answer."
+    )
 
 
 class Group(Sums):
@@ -152,6 +164,7 @@ class _Usage:
     key_id: Callable[[str, str | None], Awaitable[str]]
     clock: Callable[[], float]
     currency: Callable[[], str]
+    capture: Callable[[Any], OwnCapture | None]
 
     async def own_usage(
         self,
@@ -180,6 +193,7 @@ class _Usage:
                 for row in rows
                 if (row.day or "") >= first.isoformat()
             ],
+            capture=self.capture(caller),
         )
 
     async def all_usage(
@@ -267,9 +281,10 @@ def usage_router(
     key_id: Callable[[str, str | None], Awaitable[str]],
     clock: Callable[[], float] = time.time,
     currency: Callable[[], str] = str,
+    capture: Callable[[Any], OwnCapture | None] = lambda _: None,
 ) -> APIRouter:
     """Return the routes; `client` and `auditor` are dependencies that let a Caller in."""
-    router, usage = APIRouter(tags=["usage"]), _Usage(report, key_id, clock, currency)
+    router, usage = APIRouter(tags=["usage"]), _Usage(report, key_id, clock, currency, capture)
     router.get(
         "/v1/usage",
         dependencies=[Depends(client)],

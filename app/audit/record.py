@@ -29,6 +29,8 @@ class Action(StrEnum):
     MODEL_WAKE = "model.wake"
     ENGINE_RESTART = "engine.restart"
     REQUEST_CANCEL = "request.cancel"
+    CAPTURE_READ = "capture.read"
+    CAPTURE_DELETE = "capture.delete"
     CONFIGURATION_RELOAD = "configuration.reload"
     CONFIGURATION_EDIT = "configuration.edit"
     LOG_LEVELS_SET = "logs.set"

@@ -9,6 +9,7 @@ import typer
 from app.cli import version
 from app.cli.audit import audit
 from app.cli.bench import PASS_THROUGH, bench
+from app.cli.capture import capture
 from app.cli.check import check
 from app.cli.database import database
 from app.cli.demo_model import demo_model
@@ -49,6 +50,7 @@ app.command("log-level")(log_level)
 app.command()(usage)
 app.add_typer(requests, name="requests")
 app.command()(audit)
+app.add_typer(capture, name="capture")
 app.command()(reload)
 app.command(cls=PlainHelp)(generate)
 app.command(context_settings=PASS_THROUGH)(bench)

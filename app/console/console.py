@@ -12,8 +12,10 @@ from starlette.types import ASGIApp
 from app.asgi import ExchangeHandler
 from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.capture import CaptureReader
 from app.console.account_page import AccountPages, account_pages
 from app.console.audit_page import AuditPages
+from app.console.capture_page import CapturePages
 from app.console.configuration_page import configuration_pages
 from app.console.devices import MemoryReader
 from app.console.engines_page import engines_router, live_engines
@@ -72,6 +74,7 @@ class Console:
     price_of: PriceOf
     owner_store: OwnerStore
     audit: AuditTrail
+    capture_reader: CaptureReader
     metrics: Metrics
     minutes: LoadMinutes
     # Those in force.
@@ -190,6 +193,7 @@ class Console:
             models_router(renderer, self._views, self._plans),
             engines_router(renderer, self._views),
             self._request_pages().router(),
+            self._capture_pages().router(),
             playground_router(renderer, self.catalogue, self.price_of),
             keys_pages(self._key_pages()),
             owner_pages(self._owner_pages()),
@@ -207,8 +211,17 @@ class Console:
     def _request_pages(self) -> RequestPages:
         regions = RequestRegions(self._renderer, self.requests, self._names)
         return RequestPages(
-            self._renderer, self.requests, self.catalogue, self._names, regions, self.audit
+            self._renderer,
+            self.requests,
+            self.catalogue,
+            self._names,
+            regions,
+            self.audit,
+            self._capture_pages(),
         )
+
+    def _capture_pages(self) -> CapturePages:
+        return CapturePages(self._renderer, self.capture_reader)
 
     def _key_pages(self) -> KeyPages:
         return KeyPages(

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from app.api import Right, client_address
 from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.auth import Role, UnknownKey
+from app.console.capture_page import CapturePages
 from app.console.guard import API
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
@@ -41,6 +42,7 @@ class RequestPages:
     names: KeyNames
     regions: RequestRegions
     audit: AuditTrail
+    captures: CapturePages
 
     async def show_requests(
         self, request: Request, query: Annotated[RequestsQuery, Query()]
@@ -127,6 +129,7 @@ class RequestPages:
             bar=request_bar(view.phases, view.record.total_s),
             names=shown,
             cancel=_cancel_path(visitor),
+            captured=await self.captures.has_capture(visitor, id),
         )
 
     async def cancel_request(self, request: Request, id: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Copies every row of one database into another, of either kind: all of them or none.
 
+Captures are left out.
+
 The source is read in one transaction and the target written in one, so a copy that was interrupted
 has left nothing and is made again.
 """
@@ -13,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.database.database import Database, make_engine
 from app.database.migrate import is_current
-from app.database.schema import metadata, revision, secrets
+from app.database.schema import captures, metadata, revision, secrets
 from app.database.sqlite_backup import BackupFault
 
 # PostgreSQL ends a transaction that is idle for ten seconds: a batch is written in less.
@@ -109,4 +111,5 @@ async def _contents(connection: AsyncConnection, table: Table) -> Contents:
 
 
 def _tables() -> Sequence[Table]:
-    return metadata.sorted_tables
+    # A copy would outlive the retention of captures.
+    return [table for table in metadata.sorted_tables if table is not captures]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from app.database.errors import DatabaseError
 from app.database.migrate import HEAD
-from app.database.schema import metadata
+from app.database.schema import captures, metadata
 from app.database.sqlite_file import PRIVATE, disk_fault
 
 # The bytes on which every connection in WAL mode holds a lock: SHARED_FIRST and SHARED_SIZE of
@@ -111,7 +111,8 @@ def check(database: Path) -> dict[str, int]:
                         f"{database}: its tables are those of a newer gateway (revision {found}, "
                         f"this one has {HEAD})"
                     )
-            tables = [table.name for table in metadata.sorted_tables if table.name in names]
+            known = [table.name for table in metadata.sorted_tables if table is not captures]
+            tables = [name for name in known if name in names]
             counted = [connection.execute(f"SELECT count(*) FROM {name}") for name in tables]  # noqa: S608 - names of our schema
             return {name: row.fetchone()[0] for name, row in zip(tables, counted, strict=True)}
     except sqlite3.Error as error:
@@ -203,11 +204,21 @@ def _copy(source: Path, target: Path) -> None:
             contextlib.closing(_connect(target)) as written,
         ):
             read.backup(written)
+            _erase_captures(written)
             # The copy inherits the mode, in which it would be three files again.
             written.execute("PRAGMA journal_mode=DELETE")
     except sqlite3.Error as error:
         raise BackupFault(f"{source}: {error}") from None
     _sync(target)
+
+
+def _erase_captures(copy: sqlite3.Connection) -> None:
+    """Overwrite captures: a copy outlives their retention."""
+    table = "SELECT 1 FROM sqlite_master WHERE name = 'captures'"  # older databases have none
+    if copy.execute(table).fetchone():
+        copy.execute("PRAGMA secure_delete=ON")
+        copy.execute("DELETE FROM captures")
+        copy.commit()
 
 
 def _connect(database: Path) -> sqlite3.Connection:

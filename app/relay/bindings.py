@@ -10,6 +10,7 @@ to remember to invalidate bindings, and no request gets an old one.
 import msgspec
 
 from app.auth import Principal
+from app.capture import CaptureRules
 from app.limits import Limiter, LimitRequest, LimitScope
 from app.relay.bounds import RelayBounds
 from app.request_body import (
@@ -42,6 +43,8 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
     precharged_limits: LimitScope
     # The gateway's own time before the request is sent.
     overhead: Buckets
+    # The terms under which the requests are captured; None: they are not.
+    capture: CaptureRules | None
 
 
 class Bindings:
@@ -140,6 +143,7 @@ class Bindings:
             principal.id, principal.limits, model.name, model.limits, 0, owner=principal.owner
         )
         precharged = msgspec.structs.replace(limits, precharged=True)
+        rules = bounds.capture
         binding = Binding(
             principal,
             model,
@@ -148,6 +152,7 @@ class Bindings:
             self._limiter.scope(limits),
             self._limiter.scope(precharged),
             self._metrics.overhead.buckets((model.name,)),
+            rules if rules is not None and rules.covers(principal, model.name) else None,
         )
         if len(self._known) >= self._most:
             self._known.clear()

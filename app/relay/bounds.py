@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+from app.capture import CaptureRules
 from app.request_body import BodyMemoryBounds
 from app.settings import Settings
 
@@ -22,6 +23,8 @@ class RelayBounds:
     cached_weight: float
     # Weight of a token of an endpoint that is not metered: tokenize, count_tokens.
     tokenize_weight: float
+    # What is captured; None: nothing.
+    capture: CaptureRules | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -34,6 +37,7 @@ class RelayBounds:
             limits.unstated_output_tokens,
             limits.cached_token_weight,
             limits.tokenize_weight,
+            CaptureRules.of(settings.capture),
         )
 
 

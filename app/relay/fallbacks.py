@@ -13,6 +13,7 @@ from app.errors import (
 )
 from app.limits import LimitRequest
 from app.relay.attempts import ATTEMPTS_AFTER_SENDING
+from app.relay.capturing import begin_capture
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
@@ -157,6 +158,9 @@ class Fallback:
         What the request holds of the caller's limits and of the requested model's stays.
         """
         services, request = self._services, self._request
+        rules = services.bounds.capture
+        if rules is not None and rules.covers(request.principal, model.name):
+            begin_capture(services, request, rules, body)
         plan = plan_request(services, request, body, model)
         tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
         if (budget := self._model_request.reservation.budget) is not None:

@@ -145,7 +145,11 @@ class Relay:
         """Count a request that has ended, in metrics, ledger, timelines and log."""
         record = request.record(perf_counter() - request.exchange.received_at)
         self.services.metrics.record(record)
-        self.recorder.end(self.ledger.end(record, request.timeline))
+        ended = self.ledger.end(record, request.timeline)
+        self.recorder.end(ended)
+        if request.capture is not None:
+            stream = request.exchange.streaming
+            self.services.captures.end(request.capture, ended, stream=stream)
         self.access.write(record, peer=request.exchange.peer if record.engine is None else "")
 
 

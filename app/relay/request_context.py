@@ -4,6 +4,7 @@ import msgspec
 
 from app.asgi import ClientExchange
 from app.auth import UNAUTHENTICATED, Principal
+from app.capture import Transcript
 from app.errors import InvalidApiKey
 from app.relay.bindings import Binding
 from app.relay.lost_engine import LostEngine
@@ -59,6 +60,7 @@ class RequestContext(msgspec.Struct, eq=False):
     continued: int = 0
     recomputed_tokens: int = 0
     not_continued: str | None = None
+    capture: Transcript | None = None  # None: it is not captured
 
     @property
     def deaths(self) -> int:

@@ -16,6 +16,7 @@ from app.errors import BadRequest, GatewayError, MissingModel
 from app.limits import LimitDecision
 from app.relay.billing import Reservation
 from app.relay.body_reader import check_size, read_and_scan, read_if_small
+from app.relay.capturing import begin_capture
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.fallbacks import Fallback
 from app.relay.model_request import ModelRequest, plan_request
@@ -259,12 +260,16 @@ def _plan_for_model(services: RelayServices, request: RequestContext, body: Pars
     if binding.model.split:
         hints = RequestHints(request.exchange, request.principal.id, body)
         split, bounds = binding, services.bounds
+        if split.capture is not None:
+            begin_capture(services, request, split.capture, body)
         binding = services.bindings.find_target(split, hints.session(), endpoint, bounds)
         services.metrics.split_requests.add((split.model.name, binding.model.name))
     request.binding = binding
     model = binding.model
     request.model = model.name
     request.requested_model = body.model
+    if binding.capture is not None:
+        begin_capture(services, request, binding.capture, body)
     if not binding.served:
         raise model.not_served(endpoint.label, body.model)
     return plan_body(endpoint.label, body, model, binding.rules)

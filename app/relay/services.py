@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from app.admission import Admission
+from app.capture import CaptureWriter
 from app.limits import Limiter
 from app.relay.bindings import Bindings
 from app.relay.body_reader import ScanTurns
@@ -76,6 +77,7 @@ class RelayServices:
     salts: CacheSalts
     stored: StoredResponses
     in_flight: RequestsInFlight
+    captures: CaptureWriter
     rules: FieldRuleCache = field(default_factory=FieldRuleCache)
     scan_turns: ScanTurns = field(default_factory=ScanTurns)
     engine_ids: EngineIds = field(default_factory=EngineIds)

@@ -42,6 +42,9 @@ APPLIED = frozenset(
         "limits.default.tokens_per_minute", "limits.default.concurrent_requests",
         "limits.unstated_output_tokens", "limits.cached_token_weight", "usage.retention_days",
         "logs.level", "logs.levels", "api_keys", "admin_key",
+        "capture.keys", "capture.owners", "capture.models", "capture.share",
+        "capture.retention_days", "capture.max_bytes", "capture.tenant_bytes",
+        "capture.total_bytes", "capture.redact", "capture.encryption_keys",
     }
 )  # fmt: skip
 # Cannot be replaced while the gateway runs, whose memory and environment it shares.

@@ -21,6 +21,8 @@ from app.request_body.cache_salts import CacheSalts
 from app.request_body.content_coding import JsonText, decoder_of
 from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, RESPONSES, Endpoint
 from app.request_body.field_rules import FieldRuleCache
+from app.request_body.form_scan import Part as FormPart
+from app.request_body.form_scan import scan_form
 from app.request_body.media_kinds import check_taken, media_kinds
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
@@ -45,6 +47,7 @@ __all__ = [
     "ConstantRewrite",
     "Endpoint",
     "FieldRuleCache",
+    "FormPart",
     "HeldBody",
     "JsonText",
     "ParsedBody",
@@ -60,5 +63,6 @@ __all__ = [
     "parse",
     "plan_body",
     "reserved_tokens",
+    "scan_form",
     "with_response_id",
 ]

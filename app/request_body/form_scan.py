@@ -140,6 +140,16 @@ def boundary_of(content_type: bytes) -> bytes:
     return boundary
 
 
+def scan_form(content_type: bytes, body: bytes) -> list[Part] | None:
+    """Return the parts of a whole form; None: it is none."""
+    try:
+        scanner = FormScanner(boundary_of(content_type), FormBounds())
+        scanner.feed(body)
+        return scanner.finish()
+    except FormFault:
+        return None
+
+
 class FormScanner:
     """Reads one form. After a fault it must not be fed again."""
 

@@ -4,8 +4,8 @@ It is validated before anything starts and frozen after. A fault is one line tha
 in the file and, for an unknown key, the nearest known one.
 
 A new setting is one field, with its description, in the module of its section: `server`, `state`
-(auth, state, usage), `jwt`, `limits`, `models`, `ray`, `containers`, `alerts`, `console` or
-`telemetry` (metrics, traces, logs). `make schema` then writes it into the JSON Schema,
+(auth, state, usage), `capture`, `jwt`, `limits`, `models`, `ray`, `containers`, `alerts`, `console`
+or `telemetry` (metrics, traces, logs). `make schema` then writes it into the JSON Schema,
 docs/settings.md and .env.example.
 
     settings    the sections together, and their JSON Schema
@@ -17,6 +17,7 @@ docs/settings.md and .env.example.
 """
 
 from app.settings.alerts import AlertsSettings, WebhookFormat
+from app.settings.capture import CaptureSettings, pattern_of
 from app.settings.configuration_file import ConfigurationFile, FileText
 from app.settings.console import ConsoleSettings
 from app.settings.containers import ContainersSettings
@@ -75,6 +76,7 @@ __all__ = (
     "AdapterSettings",
     "AlertsSettings",
     "AuthSettings",
+    "CaptureSettings",
     "Changes",
     "ConfigError",
     "ConfigurationFile",
@@ -123,6 +125,7 @@ __all__ = (
     "model_names",
     "model_text",
     "model_values",
+    "pattern_of",
     "remove_model",
     "schema",
     "variables",

@@ -23,6 +23,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     "api": ("app.api",),
     "audit": ("app.audit",),
     "auth": ("app.auth",),
+    "capture": ("app.capture",),
     "console": ("app.console",),
     "database": ("app.database",),
     "discovery": ("app.discovery", "app.fleet.members"),

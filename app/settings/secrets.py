@@ -10,7 +10,7 @@ from app.settings.source import PREFIX, Place
 
 # Read from the environment or .env only, never from a file that is copied and committed.
 SECRETS = frozenset({"api_keys", "admin_key", "metrics_key"})
-SECTION_SECRETS = frozenset({("alerts", "webhook_secret")})
+SECTION_SECRETS = frozenset({("alerts", "webhook_secret"), ("capture", "encryption_keys")})
 MIN_KEY_LENGTH = 20
 # Prefix of every key in the key store, and of no key in the configuration.
 STORED_KEY_PREFIX = "sk-gw-"

@@ -12,6 +12,7 @@ from pydantic_settings import (
 )
 
 from app.settings.alerts import AlertsSettings
+from app.settings.capture import CaptureSettings
 from app.settings.console import ConsoleSettings
 from app.settings.containers import ContainersSettings
 from app.settings.fallbacks import find_fallback_fault
@@ -71,6 +72,7 @@ class Settings(_Layered):
     limits: LimitsSettings = LimitsSettings()
     usage: UsageSettings = UsageSettings()
     audit: AuditSettings = AuditSettings()
+    capture: CaptureSettings = CaptureSettings()
     alerts: AlertsSettings = AlertsSettings()
     metrics: MetricsSettings = MetricsSettings()
     traces: TracesSettings = TracesSettings()
@@ -142,6 +144,16 @@ class Settings(_Layered):
                     "console",
                     "oidc",
                     "name",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_captured_models(self) -> Self:
+        names = {name for model in self.models for name in model.canonical_names.values()}
+        for number, name in enumerate(self.capture.models):
+            if name not in names:
+                raise PlacedError(
+                    f"there is no model {name!r}; an alias names none", "capture", "models", number
                 )
         return self
 

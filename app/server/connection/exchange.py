@@ -15,7 +15,14 @@ from typing import Any, Protocol, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from app.asgi import BUFFERED_BYTES, ClientDisconnected, ClientStalled, ExchangeHandler, Headers
+from app.asgi import (
+    BUFFERED_BYTES,
+    AnswerCopy,
+    ClientDisconnected,
+    ClientStalled,
+    ExchangeHandler,
+    Headers,
+)
 from app.errors import Dialect, GatewayError, dialect_of
 from app.head_facts import HeadFacts
 from app.server.connection.input_buffer import InputBuffer
@@ -63,6 +70,7 @@ class HttpExchange:
     rate_lines = b""
     model_line = b""
     extra_headers: Headers = ()
+    answer_copy: AnswerCopy | None = None
     started = False
     status = 0
     bytes_out = 0  # without framing
@@ -181,6 +189,8 @@ class HttpExchange:
         if connection.flow.write_paused:
             await self._drained()
         if not self.disconnected:
+            if self.answer_copy is not None:
+                self.answer_copy.add(body)
             head = self._encode_headers(status, headers)
             connection.transport.write(head if self.method == "HEAD" else head + body)
         self._end()
@@ -269,6 +279,8 @@ class HttpExchange:
         """Write a framed piece of the body, preceded by the headers if those have not been sent."""
         if self.disconnected:
             return
+        if self.answer_copy is not None:
+            self.answer_copy.add(data)
         if self._chunked:
             size = len(data)
             line = _SIZES[size] if size < _USUAL_SIZE else b"%x\r\n" % size

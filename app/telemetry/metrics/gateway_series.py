@@ -260,6 +260,14 @@ class Metrics:
         "gateway_ledger_errors_total",
         "Failed writes of usage records; they are retried while that can help.",
     ]
+    captures: Annotated[
+        Counter,
+        "gateway_captures_total",
+        "Captures of requests: stored; not stored since memory was short (no_memory), since "
+        "capture.total_bytes was used (no_room), or for a fault (failed).",
+        ("outcome",),
+        ("stored", "no_memory", "no_room", "failed"),
+    ]
     budgets_nearly_used: Annotated[
         Gauge,
         "gateway_budgets_nearly_used",

@@ -49,8 +49,11 @@ ROWS: dict[tuple[str, str], str] = {
     ("POST", "/models/unload"): "model.unload",
     ("POST", "/console/login"): "session.sign_in",
     ("POST", "/console/logout"): "session.sign_out",
+    ("DELETE", "/admin/captures"): "capture.delete",
     ("DELETE", "/admin/keys/{key_id}"): "key.delete",
 }
+# What is recorded though it changes nothing: see tests/app/capture.
+READS = {"capture.read"}
 # They change nothing of the gateway.
 NO_CHANGES = {
     ("POST", "/console/api/find"),  # searches, whose texts may be secrets
@@ -116,6 +119,8 @@ async def act(
     if "engines" in path:
         name = "demo-0"
     address = path.replace(":path", "").format(key_id=target.id, name=name, id=id_)
+    if path == "/admin/captures":
+        options["params"] = {"key": target.id}
     return await client.request(method, address, **options)
 
 
@@ -166,7 +171,7 @@ def test_every_route_that_changes_something_has_a_row(tmp_path: Path) -> None:
     # Models are edited by a route that is there only where the operator wants it:
     # tests/app/console/test_model_edit_page.py.
     others = {Action.CONFIGURATION_EDIT, Action.SESSION_REFUSE}
-    assert {*ROWS.values(), *others} == set(Action)
+    assert {*ROWS.values(), *READS, *others} == set(Action)
 
 
 @pytest.mark.slow
@@ -191,7 +196,7 @@ async def test_keys_do_not_change_without_a_record_and_engines_are_operated(
     gateway: Gateway, target: NewKey, caplog: pytest.LogCaptureFixture
 ) -> None:
     for change, action in ROWS.items():
-        stored = action.startswith(("key.", "owner."))
+        stored = action.startswith(("key.", "owner.", "capture."))
         async with prepared(gateway, target, change) as make:
             await move_table(gateway, "audit_records", "away")
             revision, _ = await gateway.state.key_store.changed_since(None)

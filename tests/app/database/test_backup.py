@@ -301,3 +301,19 @@ class TestPostgres:
         own_postgres.stop()
         with pytest.raises(DatabaseUnavailable, match="does not answer"):
             await copy(url_of(filled), url)
+
+
+async def test_captures_are_in_no_backup_and_no_copy(file: Path, tmp_path: Path) -> None:
+    """A copy would outlive their retention."""
+    sealed = b"sealed-canary" * 500
+    row = "INSERT INTO captures VALUES ('1', 1, 2, 'key', 'key key', 'demo', ?, ?)"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute(row, (len(sealed), sealed))
+        connection.commit()
+    backup, copied = tmp_path / "backup.db", tmp_path / "copied.db"
+    await back_up(url_of(file), backup)
+    await copy(url_of(file), url_of(copied))
+    for found in (backup, copied):
+        assert b"sealed-canary" not in found.read_bytes()
+        with contextlib.closing(sqlite3.connect(found)) as connection:
+            assert connection.execute("SELECT count(*) FROM captures").fetchone() == (0,)

@@ -318,7 +318,7 @@ CANDIDATES: tuple[object, ...] = (
     1, 2, "x", "auto", "both", "on_demand", "open", "owner", "session", "json", "debug", "slack",
     False,
     True,
-    ["x"], ["engines"], ["10.0.0.1"], [0.5],
+    ["x"], ["engines"], ["10.0.0.1"], [0.5], ["email"],
     {"x": "y"}, {"relay": "debug"}, {"x": 1}, {"directory": "x"},
     {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
     {"cert_file": "/c.pem", "key_file": "/k.pem"},

@@ -215,6 +215,10 @@ class EngineResponse(Protocol):
         """Return all bytes that have arrived; b"" where there are none."""
         ...
 
+    def put_back(self, data: bytes) -> None:
+        """Put bytes before all others: they were read to look at them."""
+        ...
+
     async def read(self) -> bytes:
         """Return all bytes that have arrived, waiting for the first; b"" at the end.
 

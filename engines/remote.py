@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 5.0
 # Between two checks at least, where requests show that a failed server answers again.
 RECHECK_S = 0.5
-_FAILED = EngineState.FAILED  # reading a member of an enumeration takes Python 3.11 longer
+# Reading a member of an enumeration takes Python 3.11 longer.
+_READY, _FAILED = EngineState.READY, EngineState.FAILED
 _CLOSED = (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING)
 
 
@@ -88,10 +89,11 @@ class RemoteEngine(Engine):
 
     def send(self, request: EngineRequest) -> Coroutine[Any, Any, ResponseBody]:
         state = self._status.state
-        if state in self._closed:
-            raise EngineNotReady(f"engine {self._name} is {state}")
-        if state is _FAILED:
-            return self._send_to_failed(request)
+        if state is not _READY:
+            if state in self._closed:
+                raise EngineNotReady(f"engine {self._name} is {state}")
+            if state is _FAILED:
+                return self._send_to_failed(request)
         return self._client.send(request)  # awaited by the caller: one frame less
 
     async def _send_to_failed(self, request: EngineRequest) -> ResponseBody:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from app.asgi import Headers
 from app.continuation import Recording
 from app.errors import EngineFailed, GatewayError
-from app.relay.buffered_response import buffer_server_error
 from app.relay.engine_call import CallResult, EngineCall
 from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, forward_plain, read_head, send_error
@@ -14,7 +13,11 @@ from app.relay.services import RelayServices
 from app.relay.stream import EventStream
 from app.routing import Replica
 from app.usage import StreamMeter
-from engines.base import EngineDrained, EngineError, EngineResponse
+from engines.base import EngineDied, EngineDrained, EngineError, EngineResponse
+from engines.output import ENGINE_DEAD_REASON, reports_engine_death
+
+# An error of vLLM's has a few hundred bytes.
+MAX_ERROR_BYTES = 64 * 1024
 
 
 async def forward(
@@ -36,7 +39,7 @@ async def forward(
     response = await replica.engine.send(call.request)
     status = response.status
     if status >= 500:
-        response = await buffer_server_error(response)
+        await _check_alive(response)
     broken = False
     try:
         result.status = status
@@ -60,6 +63,23 @@ async def forward(
         result.started = exchange.started
         result.complete = not broken and (exchange.response_complete or request.stream_ended)
         result.bytes_out = exchange.bytes_out
+
+
+async def _check_alive(response: EngineResponse) -> None:
+    """Raise EngineDied where the body of a 5xx response says that the engine is dead.
+
+    Raises what reading it raises, too. What was read stays to be forwarded.
+    """
+    body = b""
+    try:
+        while not response.ended and len(body) < MAX_ERROR_BYTES:
+            body += await response.read()
+        if reports_engine_death(body):
+            raise EngineDied(ENGINE_DEAD_REASON)  # noqa: TRY301 - closed as for any other fault
+    except BaseException:
+        response.close()
+        raise
+    response.put_back(body)
 
 
 async def _forward_stream(

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from sqlalchemy import case, func, or_, select
+from sqlalchemy import or_, select
 from sqlalchemy.sql import Select
 
 from app.database import Database, Lane
 from app.database.schema import api_keys, owners
 from app.money import NANO
 from app.usage.spending import BudgetSubject
-from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
+from app.usage.statements import spent_by_account
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BudgetUse:
     """The budgets of a key or an owner, and what is used of them. None: no budget.
 
@@ -30,10 +30,10 @@ class BudgetUse:
     name: str
     daily: int | None
     monthly: int | None
-    used_today: int
-    used_this_month: int
     daily_cost_nano: int | None = None
     monthly_cost_nano: int | None = None
+    used_today: int = 0
+    used_this_month: int = 0
     cost_today_nano: int = 0
     cost_this_month_nano: int = 0
 
@@ -71,64 +71,24 @@ async def budget_report(
     found: list[BudgetUse] = []
     async with database.read(Lane.REPORTS) as connection:
         for subject, query in queries.items():
-            for (
-                id_,
-                name,
-                daily,
-                monthly,
-                daily_cost,
-                monthly_cost,
-                *used,
-            ) in await connection.execute(query.limit(limit)):
-                today_, month, *costs = (int(one or 0) for one in used)
-                found.append(
-                    BudgetUse(
-                        subject=subject,
-                        id=id_,
-                        name=name,
-                        daily=daily,
-                        monthly=monthly,
-                        used_today=today_,
-                        used_this_month=month,
-                        daily_cost_nano=daily_cost,
-                        monthly_cost_nano=monthly_cost,
-                        cost_today_nano=costs[0] * NANO + costs[1],
-                        cost_this_month_nano=costs[2] * NANO + costs[3],
-                    )
-                )
+            for row in await connection.execute(query.limit(limit)):
+                of_day, of_month, *costs = (int(one or 0) for one in row[6:])
+                spent = (costs[0] * NANO + costs[1], costs[2] * NANO + costs[3])
+                found.append(BudgetUse(subject, *(*row[:6], of_day, of_month, *spent)))
     return sorted(found, key=lambda one: (-one.share, one.name))
 
 
 def _query(subject: BudgetSubject, today: date, id_: Any, name: Any) -> Select[Any]:
     """Return the query of all accounts of a kind that have a budget."""
-    account, _ = ACCOUNT_COLUMNS[subject]
-    sums, table = account.table, id_.table
-    tokens = sums.c.prompt_tokens + sums.c.completion_tokens
-    last = today.isoformat()
-    of_today = case((sums.c.day == last, 1), else_=0)
-    spent = (
-        select(
-            account.label("account"),
-            func.sum(tokens * of_today).label("of_today"),
-            func.sum(tokens).label("of_month"),
-            *cost_sums(sums.c.cost_nano * of_today, "today"),
-            *cost_sums(sums.c.cost_nano),
-        )
-        .where(sums.c.day.between(today.replace(day=1).isoformat(), last))
-        .group_by(account)
-        .subquery()
-    )
+    table, spent = id_.table, spent_by_account(subject, today.isoformat()).subquery()
     budgets = [
         table.c[name]
         for name in ("daily_tokens", "monthly_tokens", "daily_cost_nano", "monthly_cost_nano")
     ]
+    _, *used = spent.c
     return (
-        select(
-            id_, name, *budgets,
-            spent.c.of_today, spent.c.of_month, spent.c.today_whole, spent.c.today_part,
-            spent.c.cost_whole, spent.c.cost_part,
-        )
+        select(id_, name, *budgets, *used)
         .select_from(table.outerjoin(spent, spent.c.account == id_))
         .where(or_(*(budget.is_not(None) for budget in budgets)))
         .order_by(spent.c.of_month.desc().nulls_last(), id_)
-    )  # fmt: skip
+    )

@@ -190,19 +190,16 @@ class Budgets:
         self, account: BudgetAccount, measure: Measure, amount: int, day: str, now: float
     ) -> QuotaUsedUp | None:
         """Return the refusal of an account; None: its budgets have the amount."""
-        budgets = daily, monthly = account.budgets(measure)
-        if daily is None and monthly is None:
+        budgets = account.budgets(measure)
+        if budgets == (None, None):
             return None
         spent = account.spending[measure].spent(day)
-        if (daily is None or spent.today + amount <= daily) and (
-            monthly is None or spent.month + amount <= monthly
-        ):
-            return None
-        if self._listener is not None:
+        words = Words(measure, self._ledger.currency)
+        refused = refusal(spent, day, now, *budgets, amount, account.subject, words)
+        if refused is not None and self._listener is not None:
             for period in exceeded_periods(spent, *budgets, amount):
                 self._listener.refused(account, measure, period, day)
-        words = Words(measure, self._ledger.currency)
-        return refusal(spent, day, now, *budgets, amount, account.subject, words)
+        return refused
 
     def usage_levels(self) -> Iterator[tuple[str, int, int]]:
         """Yield for day and month how many accounts have used NEARLY of a budget, and all of it.

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 FLUSH_S = 0.25
 # Records per transaction, and per statement: building its rows blocks the event loop.
 BATCH = 1_000
+LAST_PLACE = BATCH - 1
 GROUP = 128
 MAX_WAITING = 100_000
 # Requests that failed before they reached an engine: all of a long outage would fill the database.
@@ -144,12 +145,12 @@ class Ledger:
         if self._listener is not None:
             self._listener(batch.number, ended)
         if count >= BATCH or self._ended:
-            self._overflow(1)
+            self._overflow()
             return ended
         batch.records.append(ended)
         if count == 0:
             self._begun.set()
-        elif count == BATCH - 1:
+        elif count == LAST_PLACE:
             self._full.set()
         return ended
 
@@ -338,11 +339,11 @@ class Ledger:
         self._lost += records
         self._metrics.usage_records_lost.add((), records)
 
-    def _overflow(self, records: int) -> None:
+    def _overflow(self) -> None:
         if not self._lost:
             log.error("usage ledger is full: new records are dropped")
-        self._lost += records
-        self._metrics.usage_records_lost.add((), records)
+        self._lost += 1
+        self._metrics.usage_records_lost.add()
 
     # Retention
 

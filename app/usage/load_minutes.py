@@ -65,8 +65,9 @@ class LoadMinutes:
 
     async def read(self, since_s: float) -> Sequence[LoadMinute]:
         """Return the minutes since a time, in order, each the sum of all gateways."""
+        columns = [load_minutes.c[name] for name in LoadMinute.__struct_fields__]
         query = (
-            select(load_minutes)
+            select(*columns)
             .where(load_minutes.c.minute >= int(since_s // 60))
             .order_by(load_minutes.c.minute)
         )
@@ -75,15 +76,8 @@ class LoadMinutes:
             result = await connection.stream(query, execution_options={"yield_per": ROWS})
             async for rows in result.partitions():
                 for row in rows:
-                    one = LoadMinute(
-                        row.minute,
-                        row.tokens,
-                        row.errors,
-                        row.refused,
-                        row.in_flight,
-                        row.waiting,
-                        tuple(row.ttft),
-                    )
+                    *counts, ttft = row
+                    one = LoadMinute(*(*counts, tuple(ttft)))
                     known = sums.get(one.minute)
                     sums[one.minute] = one if known is None else known.plus(one)
                 await asyncio.sleep(0)

@@ -16,6 +16,7 @@ from sqlalchemy import (
     JSON,
     ColumnElement,
     Insert,
+    Select,
     String,
     Table,
     bindparam,
@@ -47,6 +48,27 @@ def cost_sums(
     """Return a sum of costs in two parts, neither of which can exceed 64 bits."""
     whole, part = func.sum(cost // NANO), func.sum(cost % NANO)
     return whole.label(f"{name}_whole"), part.label(f"{name}_part")
+
+
+def spent_by_account(subject: BudgetSubject, day: str) -> Select[Any]:
+    """Return the query of what accounts of a kind have spent on a UTC day, and in its month."""
+    account, _ = ACCOUNT_COLUMNS[subject]
+    sums = account.table.c
+    tokens, of_day = (
+        sums.prompt_tokens + sums.completion_tokens,
+        case((sums.day == day, 1), else_=0),
+    )
+    return (
+        select(
+            account.label("account"),
+            func.sum(tokens * of_day).label("of_day"),
+            func.sum(tokens).label("of_month"),
+            *cost_sums(sums.cost_nano * of_day, "day"),
+            *cost_sums(sums.cost_nano, "month"),
+        )
+        .where(sums.day.between(f"{day[:7]}-01", day))
+        .group_by(account)
+    )
 
 
 async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> None:

@@ -245,8 +245,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             response.headers.clear()  # 1xx: the final response follows
             return
         response.status = status
-        framed = has_coding or b"content-length" in by_name
-        self._until_close = not framed and status not in (204, 304)
+        framed = has_coding or b"content-length" in by_name or status in (204, 304)
+        self._until_close = not framed
         self._awaiting, self._headers_received = None, awaiting
         self._headers = None
 

@@ -53,6 +53,11 @@ class ResponseBody:
             self._source.resume()
         return data
 
+    def put_back(self, data: bytes) -> None:
+        if data:
+            self._chunks.insert(0, data)
+            self._size += len(data)
+
     async def read(self) -> bytes:
         if not self._chunks and not self._complete and self._error is None:
             self._waiter = self._loop.create_future()

@@ -5,12 +5,6 @@ strict framing, refusals in JSON, a limit of connections, a bound on the time th
 may parse at once, declined upgrades that keep the body, HTTP/1.0 responses without chunks, and
 disconnects that are noticed while requests are pipelined. Requests of the data plane bypass
 uvicorn's cycle: each is an `HttpExchange`, handled in one task.
-
-`protocol` is the connection. Its parts: `request_parser` and `framing` (parsing), `input_buffer`
-(received, not yet parsed), `receive_deadline` (timeouts), `bounds` (limits), `exchange` (requests
-of the data plane), `asgi_transport` (responses of the ASGI application, refusals),
-`tls_listener` (what precedes them under TLS), `proxied` and `trusted_proxies` (where a proxy is in
-front).
 """
 
 from app.server.connection.bounds import ConnectionBounds, PeerConnections

@@ -179,7 +179,8 @@ class HttpExchange:
 
     async def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response, with its length. Raises ClientStalled."""
-        self._begin(status)
+        # Started before any wait, so that no keep-alive starts it.
+        self.started, self.status, self.expects_continue = True, status, False
         if status in _BODILESS:
             headers, body = _bodiless(status, headers), b""
         elif b"content-length" not in dict(headers):
@@ -197,7 +198,7 @@ class HttpExchange:
 
     async def start_response(self, status: int, headers: Headers) -> None:
         """Send status and headers of a response. Raises ClientStalled."""
-        self._begin(status)
+        self.started, self.status, self.expects_continue = True, status, False
         if self._connection.flow.write_paused:
             await self._drained()
         if status in _BODILESS:
@@ -254,12 +255,6 @@ class HttpExchange:
                 self._write(data)
                 if self._connection.flow.write_paused:
                     self._unsent = []
-
-    def _begin(self, status: int) -> None:
-        """Mark the response as started before any wait, so that no keep-alive starts one."""
-        self.started = True
-        self.expects_continue = False
-        self.status = status
 
     def _encode_headers(self, status: int, headers: Headers) -> bytes:
         pieces = (

@@ -208,20 +208,13 @@ class ClientConnection(RequestParser):
 
     def _update_deadline(self, phase_before: Phase) -> None:
         """Set the deadline of what the client has to send next; none while the client waits."""
+        deadline, header_s = self._deadline, self.bounds.header_timeout_s
         if (self._phase is IDLE and self._busy) or (self.pipeline and self.flow.read_paused):
-            self._deadline.due = inf
-        elif self._phase is not phase_before or self._deadline.due == inf:
-            body = self._phase is BODY
-            self._deadline.expect(
-                self.bounds.body_timeout_s if body else self.bounds.header_timeout_s
-            )
-        elif (
-            self._phase is IDLE
-            and self._deadline.due > self.loop.time() + self.bounds.header_timeout_s
-        ):
-            self._deadline.expect(
-                self.bounds.header_timeout_s
-            )  # blank lines do not make an idle connection
+            deadline.due = inf
+        elif self._phase is not phase_before or deadline.due == inf:
+            deadline.expect(self.bounds.body_timeout_s if self._phase is BODY else header_s)
+        elif self._phase is IDLE and deadline.due > self.loop.time() + header_s:
+            deadline.expect(header_s)  # blank lines do not make an idle connection
 
     @property
     def _busy(self) -> bool:

@@ -271,16 +271,8 @@ def reached_shares(
             if budget:
                 shares = [one for one in permilles if used * 1000 >= budget * one]
                 for permille in (*shares, *([0] if (measure, period) in refused else [])):
-                    yield Reached(
-                        subject=account.subject,
-                        name=account.name,
-                        period=period,
-                        day=start,
-                        measure=measure,
-                        budget=budget,
-                        permille=permille,
-                        used=used,
-                    )
+                    of = (account.subject, account.name, period, start, measure, budget)
+                    yield Reached(*of, permille, used)
 
 
 def _identity(one: Reached) -> tuple[str | int, ...]:

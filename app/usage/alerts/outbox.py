@@ -21,7 +21,7 @@ RETENTION_MS = 63 * 86_400_000
 _KEY = tuple(budget_alerts.primary_key.columns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reached:
     """A reached share of a budget; the fields before `used` identify it."""
 

@@ -345,3 +345,21 @@ async def test_pump_that_is_canceled_while_it_is_interrupted_is_canceled(
     pumping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pumping
+
+
+async def test_interrupt_comes_after_the_bytes_that_were_put_back() -> None:
+    response = ResponseBody(NoSource(), asyncio.get_running_loop())
+    response.feed(b"one", False)
+    response.put_back(await response.read())
+    response.feed(b"two", False)
+    response.interrupt(EngineDrained("engine e is drained"))
+    got: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        got.append(data)
+        return True
+
+    with pytest.raises(EngineDrained):
+        await response.pump(sink)
+    assert b"".join(got) == b"onetwo"
+    assert not response.ended

@@ -18,6 +18,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from app.api import (
     EXCEPTION_HANDLERS,
     AccessLogMiddleware,
+    ActLimiter,
     AdminAuth,
     ClientKey,
     CorsHeaders,
@@ -82,9 +83,9 @@ def add_http(
 
     `source_of_text` reads the settings with another text of the file; None: it is not edited.
     """
-    console = None
+    console, acts = None, ActLimiter(application.metrics)
     if application.settings.console.enabled:
-        console = _console(application, _model_editor(application, source_of_text))
+        console = _console(application, _model_editor(application, source_of_text), acts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -105,11 +106,11 @@ def add_http(
         )
     app = _fastapi(
         *(console.routers() if console is not None else ()),
-        *_routers(application, metrics_pages if settings.metrics.port is None else None),
+        *_routers(application, metrics_pages if settings.metrics.port is None else None, acts),
         lifespan=lifespan,
     )
     app.add_middleware(
-        AdminAuth, authenticator=application.authenticator, metrics=application.metrics
+        AdminAuth, authenticator=application.authenticator, metrics=application.metrics, acts=acts
     )
     app.add_middleware(RequestMetricsMiddleware, metrics=application.metrics)
     if console is not None:
@@ -163,10 +164,11 @@ def _model_editor(
     )
 
 
-def _console(application: Application, editor: ModelEditor | None) -> Console:
+def _console(application: Application, editor: ModelEditor | None, acts: ActLimiter) -> Console:
     admission = application.admission
     return Console(
         authenticator=application.authenticator,
+        acts=acts,
         secret=application.session_secret,
         database=application.database,
         limiter=application.limiter,
@@ -191,12 +193,14 @@ def _console(application: Application, editor: ModelEditor | None) -> Console:
     )
 
 
-def _routers(application: Application, metrics_pages: APIRouter | None) -> Iterator[APIRouter]:
+def _routers(
+    application: Application, metrics_pages: APIRouter | None, acts: ActLimiter
+) -> Iterator[APIRouter]:
     """Yield the routes of the API; `metrics_pages` is None where they have a port of their own."""
     authenticator, key_store = application.authenticator, application.key_store
     admission = application.admission
     client = require_client_key(authenticator, application.limiter, application.metrics)
-    yield from _model_routers(application, client)
+    yield from _model_routers(application, client, acts)
     yield usage_router(
         partial(usage_report, application.database),
         client,
@@ -227,7 +231,9 @@ def _routers(application: Application, metrics_pages: APIRouter | None) -> Itera
     yield schema_router(authenticator, application.settings.server.root_path)
 
 
-def _model_routers(application: Application, client: ClientKey) -> Iterator[APIRouter]:
+def _model_routers(
+    application: Application, client: ClientKey, acts: ActLimiter
+) -> Iterator[APIRouter]:
     """Yield the routes that list models, load and unload them."""
     services, operations = application.services, application.operations
     catalogue, loader = services.catalogue, services.loader
@@ -240,7 +246,7 @@ def _model_routers(application: Application, client: ClientKey) -> Iterator[APIR
     if application.settings.server.llama_cpp_models:
         yield models_router(catalogue, client, lambda model: status_of(row_of(model)))
         yield llama_cpp_router(
-            catalogue, client, row_of, operations, application.audit, load=load, unload=unload
+            catalogue, client, row_of, operations, application.audit, acts, load=load, unload=unload
         )
     else:
         yield models_router(catalogue, client)

@@ -31,6 +31,11 @@ def nano_of(amount: Decimal) -> int:
     return int(amount * NANO)
 
 
+def optional_nano(amount: Decimal | None) -> int | None:
+    """Return an amount of money in nano; None for none."""
+    return None if amount is None else nano_of(amount)
+
+
 def amount_of(nano: int) -> float:
     """Return an amount of money as JSON has it."""
     return nano / NANO

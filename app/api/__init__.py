@@ -8,6 +8,7 @@ under /admin, `admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `ad
 document, with the help of `error_responses` and `data_plane_schema`.
 """
 
+from app.api.act_limits import ActLimiter
 from app.api.admin_auth import (
     MANAGED_ROLES,
     MAX_BODY_BYTES,
@@ -78,6 +79,7 @@ __all__ = [
     "SESSION_CALLER",
     "SESSION_CHECK",
     "AccessLogMiddleware",
+    "ActLimiter",
     "AdminAuth",
     "ClientKey",
     "CorsHeaders",

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.act_limits import ActLimiter
 from app.api.middleware import notes_of
 from app.audit import Actor
 from app.auth import Authenticator, Principal, Role
@@ -25,6 +26,7 @@ from app.telemetry.metrics import Metrics
 
 # A key with a thousand long patterns takes a quarter of that.
 MAX_BODY_BYTES = 1_048_576
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # The scope key of the caller whom a session of the console has authenticated.
 SESSION_CALLER = "gateway.session_caller"
 # The scope key of a function that finds that caller again, later in a long response.
@@ -249,8 +251,11 @@ class AdminAuth:
     `scope["path"]` never holds anything of the Host header.
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, metrics: Metrics, acts: ActLimiter
+    ) -> None:
         self._app = app
+        self._acts = acts
         self._authenticator = authenticator
         self._metrics = metrics
 
@@ -262,6 +267,8 @@ class AdminAuth:
         try:
             principal = await find_admin(scope, self._authenticator)
             notes_of(scope).key_id = principal.id
+            if scope["method"] not in _READING:
+                self._acts.check(principal)
         except GatewayError as error:
             if isinstance(error, InvalidApiKey):
                 self._metrics.auth_failures.add((error.reason,))

@@ -17,6 +17,7 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field, ValidationError
 
+from app.api.act_limits import ActLimiter
 from app.api.admin_auth import MAX_BODY_BYTES, Caller, CallingActor, bound_body
 from app.api.admin_models import ModelAction
 from app.api.client_key import ClientKey
@@ -115,6 +116,7 @@ class _Models:
     row_of: Callable[[Model], ModelRow]
     operations: ModelOperations
     audit: AuditTrail
+    acts: ActLimiter
     load: ModelAction
     unload: ModelAction
 
@@ -128,6 +130,7 @@ class _Models:
         bounded = Request(request.scope, bound_body(request.receive, MAX_BODY_BYTES))
         model = self.catalogue.find(_model_of(await bounded.body()), principal.allows)
         notes_of(request.scope).model = model.name
+        self.acts.check(principal)
         return self.row_of(model)
 
     async def _run(self, row: ModelRow, verb: Verb, act: ModelAction, actor: Actor) -> Accepted:
@@ -177,6 +180,7 @@ def llama_cpp_router(
     row_of: Callable[[Model], ModelRow],
     operations: ModelOperations,
     audit: AuditTrail,
+    acts: ActLimiter,
     *,
     load: ModelAction,
     unload: ModelAction,
@@ -187,6 +191,7 @@ def llama_cpp_router(
         row_of=row_of,
         operations=operations,
         audit=audit,
+        acts=acts,
         load=load,
         unload=unload,
     )

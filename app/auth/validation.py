@@ -2,14 +2,13 @@
 
 import re
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.auth.principal import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Role
-from app.money import MAX_AMOUNT, nano_of, parse_amount
-from app.settings import FieldSettings, explain_value
+from app.money import nano_of
+from app.settings import CostBudget, FieldSettings, explain_value
 
 MAX_LIMIT = 10**9
 # So that sums of tokens stay far below 2**63.
@@ -82,12 +81,6 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_
 Pattern = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_pattern)]
 Limit = Annotated[int, Field(strict=True, ge=0, le=MAX_LIMIT)]
 Budget = Annotated[int, Field(strict=True, ge=0, le=MAX_BUDGET)]
-CostBudget = Annotated[
-    Decimal,
-    BeforeValidator(
-        parse_amount, json_schema_input_type=Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
-    ),
-]
 Expiry = Annotated[
     datetime | None,
     BeforeValidator(moment, json_schema_input_type=str | None),

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
+from app.api import ActLimiter
 from app.asgi import ExchangeHandler
 from app.audit import AuditTrail
 from app.auth import Authenticator, KeyStore, OwnerStore
@@ -63,6 +64,7 @@ class Console:
     """The console of one gateway."""
 
     authenticator: Authenticator
+    acts: ActLimiter
     secret: SharedSecret
     database: Database
     limiter: Limiter
@@ -186,6 +188,7 @@ class Console:
                 self.root_path,
                 self.audit,
                 self._oidc,
+                self.acts,
             ).router(),
             *(() if self._oidc is None else (self._oidc.router(),)),
             find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
@@ -218,6 +221,7 @@ class Console:
             regions,
             self.audit,
             self._capture_pages(),
+            self.acts,
         )
 
     def _capture_pages(self) -> CapturePages:

@@ -180,7 +180,7 @@ def model_edit_pages(pages: ModelEditPages) -> APIRouter:
 
     @router.get("/configuration/model")
     async def show_form(request: Request, name: str | None = None, again: bool = False) -> Response:
-        visitor = require(request, Right.ENGINES_WRITE)
+        visitor = require(request, Right.CONFIGURATION_WRITE)
         return await pages.form_page(visitor, name, again=again)
 
     @router.post("/configuration/model")
@@ -190,7 +190,7 @@ def model_edit_pages(pages: ModelEditPages) -> APIRouter:
 
     @router.get("/configuration/model/remove")
     async def show_removal(request: Request, name: str) -> Response:
-        visitor = require(request, Right.ENGINES_WRITE)
+        visitor = require(request, Right.CONFIGURATION_WRITE)
         return await pages.removal(visitor, name, {}, _actor(request, visitor))
 
     @router.post("/configuration/model/remove")
@@ -200,7 +200,7 @@ def model_edit_pages(pages: ModelEditPages) -> APIRouter:
 
     @router.get("/configuration/edit")
     async def show_outcome(request: Request) -> Response:
-        return pages.outcome_page(require(request, Right.ENGINES_WRITE))
+        return pages.outcome_page(require(request, Right.CONFIGURATION_WRITE))
 
     return router
 
@@ -210,7 +210,7 @@ async def _sent(request: Request) -> tuple[Visitor, Given, Actor]:
 
     Raises PermissionDenied.
     """
-    visitor = require(request, Right.ENGINES_WRITE)
+    visitor = require(request, Right.CONFIGURATION_WRITE)
     form = await request.form(max_files=0, max_fields=MAX_FIELDS)
     given = {name: text for name, text in form.items() if isinstance(text, str)}
     if not hmac.compare_digest(given.pop("token", "").encode(), visitor.request_token.encode()):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.api import Right, client_address
+from app.api import ActLimiter, Right, client_address
 from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.auth import Role, UnknownKey
 from app.console.capture_page import CapturePages
@@ -43,6 +43,7 @@ class RequestPages:
     regions: RequestRegions
     audit: AuditTrail
     captures: CapturePages
+    acts: ActLimiter
 
     async def show_requests(
         self, request: Request, query: Annotated[RequestsQuery, Query()]
@@ -139,6 +140,7 @@ class RequestPages:
             raise PermissionDenied(f"the role {visitor.role} may not cancel requests")
         # A client may do this with its own requests only, and as often as it sends them.
         if visitor.role is not Role.CLIENT and self.requests.is_in_flight(id, visitor.requests):
+            self.acts.check(visitor.principal)
             await self.audit.record(
                 AuditRecord(
                     actor=Actor(visitor.principal.id, visitor.role, client_address(request.scope)),

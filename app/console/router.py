@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
-from app.api import client_address
+from app.api import ActLimiter, client_address
 from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.auth import Principal, Role
 from app.console import theme as themes
@@ -62,6 +62,7 @@ class Frame:
     root_path: str
     audit: AuditTrail
     oidc: "OidcSignIn | None"  # None: there are keys only
+    acts: ActLimiter
 
     async def static_file(self, request: Request, version: str, name: str) -> Response:
         """A file of the pages. Its URL changes with its content."""
@@ -89,6 +90,7 @@ class Frame:
         try:
             check_same_origin(request.scope["headers"])
             principal, cookie = await self.sign_in.sign_in(key)
+            await self._record(request, principal, Action.SESSION_SIGN_IN)
         except GatewayError as error:
             fault = error.message
             if isinstance(error, InvalidApiKey):
@@ -96,7 +98,6 @@ class Frame:
                 fault = "This key is not valid here: it is unknown, disabled or has expired."
             theme = theme_of(request.scope["headers"])
             return self.renderer.login(theme, next_path=target, fault=fault, status=error.status)
-        await self._record(request, principal, Action.SESSION_SIGN_IN)
         response = RedirectResponse(target, 303, HEADERS)
         self._set_cookie(response, request, COOKIE, cookie, LIFETIME_S)
         return response
@@ -135,8 +136,10 @@ class Frame:
         Of keys of clients there may be any number: they change nothing.
 
         While the database is away, sessions begin nevertheless: what they change is recorded.
+        Raises RateLimited.
         """
         if principal.role is not Role.CLIENT or is_person:
+            self.acts.check(principal)
             actor = Actor(principal.id, principal.role, client_address(request.scope))
             await self.audit.record(AuditRecord(actor=actor, action=action, target="console"))
 

@@ -219,12 +219,17 @@ class ReadLimiter:
     than the read.
     """
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._store = MemoryStore(READ_BURST_S)
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, burst_s: float = READ_BURST_S
+    ) -> None:
+        """`burst_s`: seconds of unused reads that a key keeps."""
+        self._store = MemoryStore(burst_s)
+        self._burst_s = burst_s
         self._clock = clock
 
     def refusal(self, key_id: str, limits: LimitSettings) -> RateLimited | None:
         """Count a read; return its refusal, or None if it is admitted."""
         reads = LimitSettings(requests_per_minute=limits.requests_per_minute)
         terms = terms_of(LimitRequest(key_id, reads, "", NO_LIMITS, 0, concurrent=False))
-        return rate_responses.refusal(terms, self._store.decide(terms, self._clock()), READ_BURST_S)
+        reading = self._store.decide(terms, self._clock())
+        return rate_responses.refusal(terms, reading, self._burst_s)

@@ -24,7 +24,7 @@ from app.settings.containers import ContainersSettings
 from app.settings.explain import explain_value
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
-from app.settings.identity_provider import ProviderSettings, is_fetched_safely
+from app.settings.identity_provider import CostBudget, ProviderSettings, is_fetched_safely
 from app.settings.jwt import JwtSettings
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
@@ -82,6 +82,7 @@ __all__ = (
     "ConfigurationFile",
     "ConsoleSettings",
     "ContainersSettings",
+    "CostBudget",
     "EditRefused",
     "FieldSettings",
     "FileText",

@@ -1,12 +1,14 @@
 """An identity provider: what `auth.jwt` and `console.oidc` have in common."""
 
+from decimal import Decimal
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
+from app.money import MAX_AMOUNT, parse_amount
 from app.settings.limits import LimitSettings
 from engines.spec import SpecModel
 
@@ -15,6 +17,14 @@ Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
 CLAIM = "A name, or a path such as /kubernetes.io/namespace."
+
+
+CostBudget = Annotated[
+    Decimal,
+    BeforeValidator(
+        parse_amount, json_schema_input_type=Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
+    ),
+]
 
 
 class ProviderSettings(SpecModel):
@@ -56,6 +66,12 @@ class ProviderSettings(SpecModel):
     )
     monthly_tokens: int | None = Field(
         None, ge=0, description="Tokens a month of each caller. Default: no budget."
+    )
+    daily_cost: CostBudget | None = Field(
+        None, description="Money a day of each caller, in usage.currency. Default: no budget."
+    )
+    monthly_cost: CostBudget | None = Field(
+        None, description="Money a month of each caller, in usage.currency. Default: no budget."
     )
 
     @field_validator("issuer")

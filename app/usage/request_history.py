@@ -34,6 +34,8 @@ from app.usage.token_usage import Usage
 
 _COLUMNS = usage_records.c
 DAY_S = 86_400
+# Weeks of a search that PostgreSQL reads by the index of each: ten years.
+MAX_WEEKS = 520
 
 
 class Order(StrEnum):
@@ -125,8 +127,9 @@ class RequestHistory:
             page = select(usage_records).where(*conditions).order_by(*ranked).limit(limit)
             query: Select[Any] | CompoundSelect[Any] = page
             indexed = order is Order.SLOWEST and self._database.dialect == "postgresql"
-            if indexed and (weeks := await _weeks(connection, chosen)):
-                query = _by_week(page, weeks).order_by(*ranked).limit(limit)
+            if indexed and (periods := periods_of(await _oldest_ms(connection), chosen)):
+                pages = union_all(*map(page.where, periods))
+                query = pages.order_by(*ranked).limit(limit)
             return [_ended(row) for row in await connection.execute(query)]
 
     async def durations(self, chosen: RequestFilter, limit: int) -> Sequence[float]:
@@ -144,26 +147,31 @@ class RequestHistory:
         return None if row is None else _ended(row)
 
 
-async def _weeks(connection: AsyncConnection, chosen: RequestFilter) -> range:
-    """Return the weeks of a search that have requests."""
-    oldest = await connection.scalar(select(func.min(_COLUMNS.at_ms)))
-    since_ms = max(int((chosen.since_s or 0) * 1000), oldest or 0)
+async def _oldest_ms(connection: AsyncConnection) -> int:
+    return int(await connection.scalar(select(func.min(_COLUMNS.at_ms))) or 0)
+
+
+def periods_of(oldest_ms: int, chosen: RequestFilter) -> list[ColumnElement[bool]]:
+    """Return conditions on the weeks of a search, of which each request meets one.
+
+    PostgreSQL merges the pages of all weeks in the order of the index of each. So it reads the
+    slowest of all weeks first, and of any number of rows no more than are in the page or are left
+    out by the filter. Each week has an order and a limit of its own: without, it would read all of
+    them and sort. What is older than MAX_WEEKS is one period: a machine without a clock writes
+    requests of 1970.
+    """
+    since_ms = max(int((chosen.since_s or 0) * 1000), oldest_ms)
     # A day more than now, for clocks that differ.
     latest_s = time.time() + DAY_S
     until_ms = int(min(chosen.until_s or latest_s, latest_s) * 1000)
-    return range(since_ms // WEEK_MS, until_ms // WEEK_MS + 1)
-
-
-def _by_week(page: Select[Any], weeks: range) -> CompoundSelect[Any]:
-    """Return the pages of all weeks, which PostgreSQL merges in the order of the index of each.
-
-    So it reads the slowest of all weeks first, and of any number of rows no more than are in the
-    page or are left out by the filter. Each week has an order and a limit of its own: without, it
-    would read all of them and sort.
-    """
+    last = until_ms // WEEK_MS
+    first = max(since_ms // WEEK_MS, last - MAX_WEEKS)
     # A literal, since the index is on this very expression.
     week = literal_column(f"at_ms / {WEEK_MS}", BigInteger)
-    return union_all(*(page.where(week == literal_column(str(number))) for number in weeks))
+    periods = [week == literal_column(str(number)) for number in range(first, last + 1)]
+    if first > since_ms // WEEK_MS:
+        periods.append(_COLUMNS.at_ms < first * WEEK_MS)
+    return periods
 
 
 def _conditions(chosen: RequestFilter) -> Iterator[ColumnElement[bool]]:

@@ -19,6 +19,7 @@ from app.auth.principal import Allowed, Principal, Role
 from app.database import Database, DatabaseError, delete_before
 from app.database.schema import person_sessions
 from app.errors import InvalidApiKey, ServiceUnavailable
+from app.money import optional_nano
 from app.settings import LimitSettings, OidcSettings, digest
 
 TOKEN_BYTES = 32
@@ -189,6 +190,8 @@ class PersonSessions:
             models=Allowed.of(settings.models),
             daily_tokens=settings.daily_tokens,
             monthly_tokens=settings.monthly_tokens,
+            daily_cost_nano=optional_nano(settings.daily_cost),
+            monthly_cost_nano=optional_nano(settings.monthly_cost),
             owner_name=row.owner,
         )
 

@@ -20,6 +20,7 @@ from app.auth.tokens.claims import (
 )
 from app.auth.validation import Pattern
 from app.errors import InvalidApiKey
+from app.money import optional_nano
 from app.settings import JwtSettings, LimitSettings, ProviderSettings
 
 MAX_MODELS = 1000
@@ -114,6 +115,8 @@ def principal_of(
         models=Allowed.of(_models(claims, settings)),
         daily_tokens=settings.daily_tokens,
         monthly_tokens=settings.monthly_tokens,
+        daily_cost_nano=optional_nano(settings.daily_cost),
+        monthly_cost_nano=optional_nano(settings.monthly_cost),
         owner_name=owner,
     )
 

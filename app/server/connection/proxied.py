@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from app.asgi import Headers
 from app.server.connection.protocol import ClientConnection
-from app.server.connection.trusted_proxies import TrustedProxies, forwarded_scheme
+from app.server.connection.trusted_proxies import TrustedProxies
 
 
 class ProxiedConnection(ClientConnection):
@@ -35,4 +35,5 @@ class ProxiedConnection(ClientConnection):
         # The task that reads the scope has not begun.
         if self.proxies.trusts(self.peer):
             self.scope["client"] = (self.peer_of(self.headers), 0)
-            self.scope["scheme"] = forwarded_scheme(self.headers) or self.scope["scheme"]
+            scheme = self.proxies.find_scheme(self.peer, self.headers)
+            self.scope["scheme"] = scheme or self.scope["scheme"]

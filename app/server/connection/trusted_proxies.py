@@ -39,9 +39,28 @@ class TrustedProxies:
 
         A hop that is no address ends the search at the proxy that has reported it.
         """
-        client = peer
+        return self._walk(peer, headers)[0]
+
+    def find_scheme(self, peer: str, headers: Headers) -> Literal["http", "https"] | None:
+        """Return the scheme that the client used; None: no trusted proxy says it.
+
+        It is the word of the proxy that the client has called. Where each proxy appends to
+        X-Forwarded-Proto, it is as far from the end as the client in X-Forwarded-For, and what
+        stands before it is the client's own word. Where a proxy sets it, there is one.
+        """
+        _, proxies = self._walk(peer, headers)
+        if not proxies:
+            return None
+        listed = b",".join(value for name, value in headers if name == b"x-forwarded-proto")
+        schemes = listed.rsplit(b",", MAX_HOPS)[-MAX_HOPS:]
+        return _SCHEMES.get(schemes[-min(proxies, len(schemes))].strip().lower())
+
+    def _walk(self, peer: str, headers: Headers) -> tuple[str, int]:
+        """Return the client's address, and the number of trusted proxies up to it."""
+        client, proxies = peer, 0
         if not self._trusts(peer):
-            return client
+            return client, proxies
+        proxies = 1
         listed = b",".join(value for name, value in headers if name == b"x-forwarded-for")
         for hop in reversed(listed.decode("latin-1").rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
             address = _parse_address(hop)
@@ -50,13 +69,8 @@ class TrustedProxies:
             client = str(address)
             if not self._trusts(client):
                 break
-        return client
-
-
-def forwarded_scheme(headers: Headers) -> Literal["http", "https"] | None:
-    """Return the scheme that the client used, by a trusted proxy's word; None: it says none."""
-    first = dict(headers).get(b"x-forwarded-proto", b"").partition(b",")[0]
-    return _SCHEMES.get(first.strip().lower())
+            proxies += 1
+        return client, proxies
 
 
 def _parse_address(text: str) -> IPv4Address | IPv6Address | None:

@@ -1,5 +1,6 @@
 """The history of requests in the ledger: the slowest of many weeks."""
 
+import time
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from app.database import Database
 from app.telemetry.metrics import Metrics
 from app.usage import Order, Place, RequestFilter, RequestHistory
 from app.usage.ledger import Ledger
+from app.usage.request_history import MAX_WEEKS, periods_of
 from tests.app.usage.records import record
 
 DAY_S = 86_400
@@ -41,6 +43,14 @@ async def history(database: Database) -> RequestHistory:
 async def test_the_slowest_of_all_weeks_come_first(history: RequestHistory) -> None:
     assert await names(history) == ["60 days", "300 days", "20 days", "61 days", "1 days"]
     assert await names(history, limit=2) == ["60 days", "300 days"]
+
+
+def test_a_request_of_a_machine_without_a_clock_makes_no_query_of_thousands_of_weeks() -> None:
+    periods = periods_of(1000, RequestFilter())  # of 1970
+    assert len(periods) == MAX_WEEKS + 2
+    assert str(periods[-1]).startswith("usage_records.at_ms < ")  # and it is found
+    assert len(periods_of(1000, RequestFilter(since_s=time.time() - 7 * DAY_S))) <= 3
+    assert len(periods_of(int((time.time() - 70 * DAY_S) * 1000), RequestFilter())) <= 12
 
 
 async def test_the_slowest_are_found_within_a_time_and_by_facts(history: RequestHistory) -> None:

@@ -42,7 +42,13 @@ async def gateway(fake: Fake, provider: IdentityProvider, tmp_path: Path) -> Asy
     claims = {
         "owner_claim": "team",
         "role_claim": "groups",
-        "roles": {"gw-admins": "admin", "gw-auditors": "auditor"},
+        "models": ["demo"],
+        "roles": {
+            "gw-admins": "admin",
+            "gw-auditors": "auditor",
+            "gw-operators": "operator",
+            "gw-leads": "owner_manager",
+        },
     }
     auth = accepting(provider, **claims, limits={"requests_per_minute": 50})
     async with serving_demo(tmp_path, fake.url, auth=auth) as gateway:
@@ -142,10 +148,13 @@ async def test_record_holds_for_a_caller_that_came_while_records_were_read(
     assert (await chat(gateway, token)).status_code == 429
 
 
-async def test_budget_is_the_providers_template(fake: Fake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", [{"monthly_tokens": 1}, {"daily_cost": 0.000001}])
+async def test_budget_is_the_providers_template(
+    fake: Fake, tmp_path: Path, budget: dict[str, float]
+) -> None:
     async with IdentityProvider() as provider:
-        auth = accepting(provider, monthly_tokens=1)
-        async with serving_demo(tmp_path, fake.url, auth=auth) as gateway:
+        auth, model = accepting(provider, **budget), {"price": {"prompt": 5.0, "completion": 5.0}}
+        async with serving_demo(tmp_path, fake.url, auth=auth, model=model) as gateway:
             answer = await chat(gateway, provider.token())
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "insufficient_quota")
 
@@ -168,6 +177,20 @@ async def test_role_is_of_a_claim(
     assert (await ask(gateway, token, "/admin/models")).status_code == status
     # A client is one for models only, and the others for /admin only.
     assert (await ask(gateway, token)).status_code == (401 if status == 200 else 200)
+
+
+async def test_a_role_with_a_scope_is_for_the_tokens_models_or_owner(
+    gateway: Gateway, provider: IdentityProvider
+) -> None:
+    operator = provider.token(team="research", groups=["gw-operators"])
+    listed = (await ask(gateway, operator, "/admin/models")).json()["data"]
+    assert [row["name"] for row in listed] == ["demo"]
+    assert (await ask(gateway, operator, "/admin/keys")).status_code == 403
+    lead = provider.token(team="research", groups=["gw-leads"])
+    assert (await ask(gateway, lead, "/admin/keys")).json()["data"] == []
+    assert (await ask(gateway, lead, "/admin/owners/sales")).status_code == 404
+    both = provider.token(team="research", groups=["gw-leads", "gw-operators", "gw-auditors"])
+    assert (await ask(gateway, both, "/admin/audit")).status_code == 200  # the last of the order
 
 
 async def test_console_takes_a_token_and_ends_with_it(

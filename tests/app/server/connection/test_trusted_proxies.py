@@ -5,7 +5,7 @@ from ipaddress import ip_network
 import pytest
 
 from app.asgi import Headers
-from app.server.connection.trusted_proxies import MAX_HOPS, TrustedProxies, forwarded_scheme
+from app.server.connection.trusted_proxies import MAX_HOPS, TrustedProxies
 
 PROXIES = TrustedProxies([ip_network("10.0.0.0/8"), ip_network("fd00::/8")])
 CLIENT = "198.51.100.7"
@@ -59,9 +59,24 @@ def test_no_address_is_trusted_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "scheme"),
-    [("https", "https"), ("HTTPS", "https"), ("https, http", "https"), ("http", "http"),
-     ("", None), ("wss", None)],
-)  # fmt: skip
-def test_scheme_is_that_of_the_first_hop(value: str, scheme: str | None) -> None:
-    assert forwarded_scheme([(b"x-forwarded-proto", value.encode())]) == scheme
+    ("hops", "schemes", "scheme"),
+    [
+        pytest.param([CLIENT], ["https"], "https", id="one-proxy-sets-it"),
+        pytest.param([CLIENT], ["HTTPS "], "https", id="in-capitals"),
+        pytest.param([CLIENT], ["https, http"], "http", id="the-client-has-sent-the-first"),
+        pytest.param([CLIENT], ["https", "http"], "http", id="in-a-header-of-its-own"),
+        pytest.param([f"{CLIENT}, 10.0.0.2"], ["https, http"], "https", id="two-proxies-append"),
+        pytest.param([f"{CLIENT}, 10.0.0.2"], ["http, https, http"], "https", id="and-the-client"),
+        pytest.param([f"{CLIENT}, 10.0.0.2"], ["https"], "https", id="the-second-passes-it-on"),
+        pytest.param([], ["https"], "https", id="no-list-of-clients"),
+        pytest.param([CLIENT], ["wss"], None, id="another-scheme"),
+        pytest.param([CLIENT], [""], None, id="empty"),
+        pytest.param([CLIENT], [], None, id="no-header"),
+    ],
+)
+def test_scheme_is_the_word_of_the_proxy_that_the_client_has_called(
+    hops: list[str], schemes: list[str], scheme: str | None
+) -> None:
+    headers = [*forwarded(*hops), *((b"x-forwarded-proto", one.encode()) for one in schemes)]
+    assert PROXIES.find_scheme("10.0.0.1", headers) == scheme
+    assert PROXIES.find_scheme(CLIENT, headers) is None  # no proxy's word

@@ -59,7 +59,7 @@ async def with_charts(page: Page) -> None:
 async def edit(page: Page) -> None:
     """Change a model, and have it checked."""
     await page.get_by_label("Aliases").fill("gpt-4o-mini\ngpt-4o")
-    await page.get_by_label("max-model-len").fill("1024")
+    await page.get_by_label("Unload after, in seconds").focus()
     await page.get_by_role("button", name="Check").click()
     await expect(page.get_by_role("button", name="Write and reload")).to_be_visible()
 

@@ -287,8 +287,9 @@ class Fake:
         left = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            # A generation that writes at this moment fails before `left` is seen.
-            if not work.done() or isinstance(work.exception(), ConnectionError):
+            # A generation that writes at this moment fails before `left` is seen; uvloop calls a
+            # write to a connection that was reset a RuntimeError.
+            if not work.done() or isinstance(work.exception(), (ConnectionError, RuntimeError)):
                 self.aborted += 1
                 work.cancel()
             left.cancel()

@@ -18,7 +18,7 @@ from app.capture.document import document_of
 from app.capture.rules import CaptureRules, tenant_of
 from app.capture.store import CaptureRow, CaptureStore
 from app.capture.transcript import CaptureMemory, Transcript, size_of
-from app.database import DatabaseUnavailable, ValuesRejected
+from app.database import DatabaseUnavailable
 from app.telemetry import EndedRequest, made_id
 from app.telemetry.metrics import Metrics
 
@@ -123,8 +123,10 @@ class CaptureWriter:
         terms = batch[-1].transcript.rules.settings
         try:
             stored = await self._store.add(rows, terms.tenant_bytes, terms.total_bytes)
-        except ValuesRejected as error:
-            self._drop("failed", str(error), len(rows))
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - its text may hold a value
+            self._drop("failed", f"{type(error).__name__} while they were written", len(rows))
         else:
             self._metrics.captures.add(("stored",), stored)
             if stored < len(rows):

@@ -341,7 +341,7 @@ def _dependencies() -> Panels:
         graph(
             "Lost data",
             "In five minutes. Usage records: the database; log lines: the log's disk or reader; "
-            "trace spans: the collector; backups: those that failed.",
+            "trace spans: the collector; backups: those that failed; captures: not stored.",
             "short",
             *(
                 ask(total(increase(series(name, *matchers), "5m")), legend)
@@ -350,6 +350,7 @@ def _dependencies() -> Panels:
                     ("log lines", "gateway_log_lines_lost_total", ()),
                     ("trace spans", "gateway_trace_spans_total", ('outcome="dropped"',)),
                     ("backups", "gateway_backups_total", ('outcome="failed"',)),
+                    ("captures", "gateway_captures_total", ('outcome!="stored"',)),
                 )
             ),
         ),

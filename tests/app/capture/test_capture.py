@@ -1,6 +1,7 @@
 """Captures end to end: through a gateway in front of the fake vLLM, read by the admin API."""
 
 import base64
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
-from app.auth import Role
+from app.auth import Principal, Role
+from app.capture import CaptureRules, Transcript
+from app.capture.document import document_of
 from app.database import DatabaseUnavailable
 from app.reload.applier import Adjustable
-from app.settings import CaptureSettings
+from app.settings import NO_LIMITS, CaptureSettings
 from tests.app.console.visits import visiting
 from tests.app.raw import connected, request
 from tests.app.relay.continuing import streaming
@@ -222,6 +226,22 @@ class TestWhoIsCaptured:
         assert answer.headers[NAME] == "true"
         usage = (await gateway.client.get("/v1/usage")).json()["capture"]
         assert usage["models"] == ["demo"]
+
+    def test_caller_with_an_access_token(self) -> None:
+        rules = CaptureRules.of(
+            CaptureSettings(keys=("sso:ann",), encryption_keys=SecretStr(SECRETS))
+        )
+        assert rules is not None
+        for id_, captured in (("sso:ann", True), ("sso:anna", False), ("other:ann", False)):
+            caller = Principal(id_, Role.CLIENT, NO_LIMITS)
+            assert rules.covers(caller, "demo") is captured
+            assert rules.models_of(caller) == (["*"] if captured else [])
+
+    async def test_compressed_body(self, gateway: Gateway) -> None:
+        raw = gzip.compress(json.dumps({"model": "demo", "messages": MESSAGES}).encode())
+        headers = {"content-encoding": "gzip", "content-type": "application/json"}
+        await gateway.client.post(CHAT, content=raw, headers=headers)
+        assert (await only(gateway))["request"]["body"]["messages"] == MESSAGES
 
     async def test_reload_turns_it_on_and_off(self, gateway: Gateway) -> None:
         await apply(gateway)
@@ -448,6 +468,37 @@ class TestFaults:
         monkeypatch.setattr(store, "add", add)
         found = await stored(gateway)
         assert len(found) == captured.count(True)
+
+    async def test_capture_that_cannot_be_made_costs_no_other(
+        self, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(transcript: Transcript, *args: Any, **options: Any) -> bytes:
+            if b"canary" in transcript.body:
+                raise ValueError(transcript.body)
+            return document_of(transcript, *args, **options)
+
+        monkeypatch.setattr("app.capture.writer.document_of", fail)
+        await gateway.chat()
+        await gateway.chat(messages=MESSAGES)
+        await gateway.chat()
+        assert len(await stored(gateway)) == 2
+        assert await gateway.metric("gateway_captures_total", outcome="failed") == 1
+        assert "canary" not in caplog.text
+        assert "ValueError" in caplog.text
+
+    async def test_fault_while_it_is_written_ends_nothing(
+        self, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def fail(*_: object) -> int:
+            raise ValueError("canary")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.state.captures, "add", fail)
+            await gateway.chat()
+            await written(gateway)
+        assert "canary" not in caplog.text
+        await gateway.chat()
+        assert len(await stored(gateway)) == 1
 
     async def test_gateway_ends_with_captures_that_wait(self, tmp_path: Path) -> None:
         async with serving(tmp_path) as gateway:

@@ -13,7 +13,8 @@ DONE = b"data: [DONE]\n\n"
 
 # The last events of a stream, in any dialect. Lines cannot begin so inside of JSON.
 _STREAM_END = re.compile(
-    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))\r?$)",
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|speech\.audio\.done"
+    rb"|response\.(?:completed|incomplete|failed))\r?$)",
     re.MULTILINE,
 )
 _EVENT_END = re.compile(rb"\r?\n\r?\n")

@@ -45,6 +45,7 @@ from app.request_body import Endpoint
 
 JSON, EVENTS, FORM = "application/json", "text/event-stream", "multipart/form-data"
 BYTES, TEXT = "application/octet-stream", "text/plain"
+SOUND, IMAGE, ZIP = "audio/*", "image/png", "application/zip"
 
 _COMMON: tuple[ErrorClass, ...] = (
     *CLIENT, *BODY, QuotaUsedUp, EngineUnavailable, EngineOverloaded, EngineFailed,
@@ -65,10 +66,11 @@ _CONTENTS: dict[str, JsonObject] = {
     EVENTS: {"itemSchema": _EVENT},
     BYTES: {"schema": {"type": "string", "format": "binary"}},
     TEXT: {"schema": {"type": "string"}},
+    **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in (SOUND, IMAGE, ZIP)},
 }
 _MODEL = {"type": "string", "minLength": 1, "description": "A model or alias of /v1/models."}
 _STREAM = {"type": "boolean", "description": "Answer with server-sent events."}
-_FILE = {"type": "string", "format": "binary", "description": "The audio."}
+_FILE = {"type": "string", "format": "binary"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Shape:
     summary: str
     responses: tuple[str, ...] = (JSON,)
     request: str = JSON
+    file: str = "file"  # the form's
 
 
 _STREAMED = (JSON, EVENTS)
@@ -93,6 +96,9 @@ _SHAPES = {
     "/v1/score": Shape("Score pairs of texts."),
     "/v1/audio/transcriptions": Shape("Transcribe speech.", (*_STREAMED, TEXT), FORM),
     "/v1/audio/translations": Shape("Translate speech into English.", (*_STREAMED, TEXT), FORM),
+    "/v1/audio/speech": Shape("Speak a text (vllm-omni).", (SOUND, EVENTS)),
+    "/v1/images/generations": Shape("Make images (vllm-omni).", (JSON, IMAGE, ZIP)),
+    "/v1/images/edits": Shape("Change images (vllm-omni).", _STREAMED, FORM, "image"),
     "/tokenize": Shape("Return the tokens of a text or a conversation."),
     "/detokenize": Shape("Return the text of tokens."),
     "/pooling": Shape("Return the pooled output for texts.", (JSON, BYTES)),
@@ -140,7 +146,7 @@ def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
 def _body(shape: Shape) -> JsonObject:
     properties: JsonObject = {"model": _MODEL}
     if shape.request == FORM:
-        properties["file"] = _FILE
+        properties[shape.file] = _FILE
     schema = {
         "type": "object",
         "required": [*properties],

@@ -158,6 +158,7 @@ class ModelDeployment:
             fields=settings.fields,
             isolation=settings.isolation,
             media_domains=frozenset(settings.media.domains),
+            units=settings.units,
             read_media=partial(_read_media, [one.config.spec for one in self.engines]),
             stores_responses=settings.stores_responses,
             both_reasoning_fields=settings.reasoning_field == "both",

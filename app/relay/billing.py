@@ -10,14 +10,17 @@ The usage is the one that the engine reported, else counted, else reserved:
 | plain response without usage             | estimated             | its bytes                   |
 | plain request canceled                   | estimated             | reserved                    |
 | it runs on in the background             | estimated             | reserved                    |
+| images, or speech                        | counted               | counted: images, seconds    |
 | refused, or failed without a response    | nothing               | nothing                     |
 """
+
+from math import ceil
 
 import msgspec
 
 from app.limits import LimitDecision
-from app.relay.engine_call import CallResult
-from app.request_body import BodyPlan
+from app.relay.engine_call import AUDIO_HEAD_BYTES, CallResult
+from app.request_body import BodyPlan, Cost
 from app.usage import BudgetReservation, Usage
 
 # A generated token is a step of the engine's batch, many of a prompt share one: twice the work, as
@@ -61,6 +64,8 @@ def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage
     `canceled`: it was canceled before its response was complete, or its client stopped reading.
     """
     cost, reported = plan.cost, result.usage
+    if cost.in_units:
+        return _billed_units(cost, result, canceled=canceled)
     if reported is not None and not result.events and not canceled:
         return cost.plausible(reported)
     refused = result.status is not None and result.status >= 300
@@ -84,6 +89,24 @@ def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage
     if not canceled or refused:
         return None
     return Usage(cost.prompt, 0 if plan.is_true("stream") else cost.output, estimated=True)
+
+
+def _billed_units(cost: Cost, result: CallResult, *, canceled: bool) -> Usage | None:
+    """Return the units of images or speech, as tokens; None: the engine did nothing for it.
+
+    Of speech that was canceled, or whose length is not in its bytes, the estimate counts.
+    """
+    if result.status is None or not result.started:
+        made = canceled and (result.status is None or result.status < 300)
+        return Usage(cost.prompt, cost.output, estimated=True) if made else None
+    if result.status >= 300:
+        return None
+    if not cost.per_second:
+        return Usage(cost.prompt, cost.output)
+    if not result.bytes_per_second:
+        return Usage(cost.prompt, cost.output, estimated=True)
+    seconds = ceil(max(result.bytes_out - AUDIO_HEAD_BYTES, 0) / result.bytes_per_second)
+    return cost.plausible(Usage(cost.prompt, seconds * cost.per_second))
 
 
 def engine_work(usage: Usage | None) -> int:

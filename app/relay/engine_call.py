@@ -37,6 +37,8 @@ LOGPROBS = ("logprobs", "top_logprobs", "include")
 NO_LOGPROBS = (*ABSENT, b"false")
 # Endpoints whose responses have messages with a reasoning.
 CHATS = (CHAT, BATCH)
+# The header of a WAV file, as vllm-omni and most programs write it.
+AUDIO_HEAD_BYTES = 44
 _SUFFIX_BYTES = 8
 _SUFFIXES_AT_ONCE = 512
 
@@ -99,6 +101,7 @@ class CallResult(msgspec.Struct):
     started: bool = False  # a part of the response has been sent to the client
     complete: bool = False  # all of it has
     bytes_out: int = 0
+    bytes_per_second: int = 0  # of speech, where its bytes tell how long it is
     # One for the whole stream, whatever engines it comes from.
     meter: StreamMeter | None = None
 

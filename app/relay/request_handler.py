@@ -29,6 +29,7 @@ from app.relay.stream import KeepAlive
 from app.request_body import (
     RESPONSES,
     SMALL_BYTES,
+    SPEECH,
     BodyPlan,
     ParsedBody,
     is_form,
@@ -132,7 +133,8 @@ async def _serve(
         try:
             if request.output_bound is not None:
                 plan = plan_request(services, request, plan.body, plan.model)
-            if bounds.keepalive_s and plan.is_true("stream"):
+            streams = plan.is_true("stream") and endpoint.label != SPEECH  # which may be sound
+            if bounds.keepalive_s and streams:
                 # Before lease and permit: a stream that waits for them is silent as well.
                 keep_alive = KeepAlive(request.exchange, bounds.keepalive_s)
             if endpoint.label == RESPONSES:

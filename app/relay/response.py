@@ -4,7 +4,7 @@ import logging
 
 from app.asgi import ClientExchange, Headers
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
-from app.relay.engine_call import CallResult, EngineCall
+from app.relay.engine_call import AUDIO_HEAD_BYTES, CallResult, EngineCall
 from app.relay.engine_errors import translate_error, with_own_count
 from app.relay.reasoning_field import with_reasoning_content
 from app.relay.request_context import RequestContext
@@ -25,6 +25,11 @@ FORWARDED_HEADERS = frozenset(
 # vLLM's description of a response in bytes: shapes, and usage.
 METADATA = b"metadata"
 KEY_REJECTED = (401, 403)
+AUDIO = b"audio/"
+# Bytes per second of uncompressed sound: where they are in the header of a WAV file, and without
+# one those of 16 bits at 24 kHz, as most models speak.
+WAV_RATE = slice(28, 32)
+PCM_RATE = 48_000
 # vLLM's response where its model has no such task, hence no such route (Starlette's wording).
 NO_ROUTE = b'{"detail":"Not Found"}'
 
@@ -90,16 +95,20 @@ async def forward_plain(
 
     A response of up to WHOLE_BYTES is read before its head is sent, so that a broken one becomes an
     error with a status: raises GatewayError and NotRouted. A larger one (a batch of embeddings,
-    audio) is forwarded as it arrives: raises Truncated.
+    images) and sound are forwarded as they arrive: raises Truncated.
     """
     exchange, status = request.exchange, response.status
+    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    most = AUDIO_HEAD_BYTES if content_type.startswith(AUDIO) and status < 300 else WHOLE_BYTES
     try:
         body = response.take()
-        while not (ended := response.ended) and len(body) <= WHOLE_BYTES:
+        while not (ended := response.ended) and len(body) <= most:
             body += await response.read()
     except EngineError as error:
         log.warning("engine response ended early: %s", error, extra=request.log_fields)
         raise as_gateway_error(error) from None
+    if most == AUDIO_HEAD_BYTES:
+        result.bytes_per_second = bytes_per_second(content_type, body)
     if not ended:
         await _forward_large(response, exchange, headers, result, body)
         return
@@ -121,6 +130,15 @@ async def forward_plain(
         await exchange.send_body(engine_error_event(body, request), more=False)
     else:
         await exchange.send_response(status, headers, body)
+
+
+def bytes_per_second(content_type: bytes, body: bytes) -> int:
+    """Return the rate of uncompressed sound by the beginning of its body; 0: not known."""
+    kind = content_type.partition(b";")[0].strip()
+    if kind == b"audio/pcm":
+        return PCM_RATE
+    is_wav = kind in (b"audio/wav", b"audio/x-wav") and body.startswith(b"RIFF")
+    return int.from_bytes(body[WAV_RATE], "little") if is_wav else 0
 
 
 def _of_length(headers: Headers, before: bytes, after: bytes) -> Headers:

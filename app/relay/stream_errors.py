@@ -17,7 +17,8 @@ from app.sse import as_event, read_data, split_events
 
 # An error of the engine's own. Lines cannot begin so inside of JSON.
 _ENGINE_ERROR = re.compile(
-    rb'^(?:data: ?\{"error"|event: ?(?:error|response\.failed)\r?$)', re.MULTILINE
+    rb'^(?:data: ?\{"error"|event: ?(?:error|response\.failed|speech\.audio\.error)\r?$)',
+    re.MULTILINE,
 )
 # The quotes of a model's text are escaped.
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number": ?([0-9]{1,15})')

@@ -2,8 +2,9 @@
 
 `parse` reads a body that is quick to read; `BodyScan` reads any other in slices. `plan_body` says
 for one model what changes in the body (`rewrite`, `field_rules`, `cache_salts`,
-`response_storage`), which media it may name (`media_rules`), and what it may cost (`token_cost`).
-`BodyMemory` bounds the bytes of all bodies in memory. Nothing here knows a service or a socket.
+`response_storage`), which media it may name (`media_rules`), and what it may cost (`token_cost`;
+for images and speech `unit_cost`). `BodyMemory` bounds the bytes of all bodies in memory. Nothing
+here knows a service or a socket.
 """
 
 from app.request_body.body import (
@@ -19,7 +20,7 @@ from app.request_body.body import (
 from app.request_body.body_memory import SMALL_BYTES, BodyMemory, BodyMemoryBounds, HeldBody
 from app.request_body.cache_salts import CacheSalts
 from app.request_body.content_coding import JsonText, decoder_of
-from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, RESPONSES, SPEECH, Endpoint
 from app.request_body.field_rules import FieldRuleCache
 from app.request_body.form_scan import Part as FormPart
 from app.request_body.form_scan import scan_form
@@ -27,7 +28,7 @@ from app.request_body.media_kinds import check_taken, media_kinds
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
 from app.request_body.rewrite import ABSENT, ConstantRewrite, as_bool
-from app.request_body.token_cost import UsualCost, reserved_tokens
+from app.request_body.token_cost import Cost, UsualCost, reserved_tokens
 
 __all__ = [
     "ABSENT",
@@ -38,6 +39,7 @@ __all__ = [
     "RESPONSES",
     "SLICE_BYTES",
     "SMALL_BYTES",
+    "SPEECH",
     "BodyMemory",
     "BodyMemoryBounds",
     "BodyPlan",
@@ -45,6 +47,7 @@ __all__ = [
     "BodyScan",
     "CacheSalts",
     "ConstantRewrite",
+    "Cost",
     "Endpoint",
     "FieldRuleCache",
     "FormPart",

@@ -50,6 +50,13 @@ JSON_BOUNDS = JsonBounds()
 FORM_BOUNDS = FormBounds()
 # A form field longer than this is no model's name.
 MAX_MODEL_FIELD = 1024
+# Longer values of a form are no numbers.
+MAX_SHORT_FIELD = 64
+# Fields of vllm-omni's edits of images which hold an image, or the address of one to fetch.
+IMAGE_FIELDS = frozenset(
+    {"image", "image[]", "url", "url[]", "mask", "mask_image", "reference_image"}
+)
+DATA_IMAGE = b"data:image/"
 # Names that the gateway always acts on; written in another case they are refused.
 READ_NAMES = frozenset(
     {
@@ -106,6 +113,9 @@ class ParsedBody(msgspec.Struct, frozen=True):
     # Of a form: the names of its parts, and the offsets of the model's name.
     parts: frozenset[str] = frozenset()
     model_at: tuple[int, int] = (0, 0)
+    # Of a form: the short values that are no files, by name, and names of images by address.
+    fields: Sequence[tuple[str, bytes]] = ()
+    addressed: frozenset[str] = frozenset()
 
     def for_engine(
         self,
@@ -350,7 +360,20 @@ def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:
     if not model:
         raise MissingModel("model must be a non-empty string")
     names = frozenset(part.name for part in parts)
-    return ParsedBody(model, raw, {}, parts=names, model_at=(start, end))
+    texts = [part for part in parts if not part.filename]
+    fields = [
+        (part.name, raw[part.start : part.end])
+        for part in texts
+        if part.end - part.start <= MAX_SHORT_FIELD
+    ]
+    addressed = frozenset(
+        part.name
+        for part in texts
+        if part.name in IMAGE_FIELDS and not raw.startswith(DATA_IMAGE, part.start)
+    )
+    return ParsedBody(
+        model, raw, {}, parts=names, model_at=(start, end), fields=fields, addressed=addressed
+    )
 
 
 def _check_short(members: Members) -> None:

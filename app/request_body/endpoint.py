@@ -8,6 +8,11 @@ BATCH = "/v1/chat/completions/batch"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
+# Those of vllm-omni, whose answers are images or sound and no tokens of text.
+IMAGES = "/v1/images/generations"
+IMAGE_EDITS = "/v1/images/edits"
+SPEECH = "/v1/audio/speech"
+IN_UNITS = frozenset({IMAGES, IMAGE_EDITS, SPEECH})
 
 
 @dataclass(frozen=True, slots=True)

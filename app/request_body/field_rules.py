@@ -24,8 +24,11 @@ from app.routing import Model
 from app.settings import FieldSettings
 
 # Transfers of caches, with prompts of their own, and arguments of plugins. Without them the client
-# would get the answer to another request.
-REFUSED = frozenset({"ec_transfer_params", "kv_transfer_params", "vllm_xargs"})
+# would get the answer to another request. vllm-omni loads a `lora` from any path or repository, and
+# passes `extra_params` on to its models.
+REFUSED = frozenset(
+    {"ec_transfer_params", "extra_params", "kv_transfer_params", "lora", "vllm_xargs"}
+)
 _EMPTY = (b"null", b"{}", b"[]", b'""')
 # Fields that steer the engine: these, request IDs, scheduling order; and how tokens are bundled
 # into chunks, since tokens of a canceled stream are counted by its chunks.

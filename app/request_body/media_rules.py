@@ -160,6 +160,16 @@ def _check_value(raw: bytes, end: int, addresses: "_Addresses", *, uuids: bool) 
         addresses.check(raw, start)
 
 
+def check_reference(name: str, value: msgspec.Raw, domains: Collection[str]) -> None:
+    """Raise MediaNotAllowed unless a member is one address that may be fetched, or null."""
+    begin = bytes(memoryview(value)[:4])
+    if begin == b"null":
+        return
+    if not begin.startswith(b'"'):
+        raise MediaNotAllowed(f"{name} must be one data: URL here")
+    _Addresses(domains).check(memoryview(value), 0)
+
+
 class _Addresses:
     """Checks the URLs of one request, and counts its media."""
 
@@ -171,7 +181,7 @@ class _Addresses:
         """Return what has been counted."""
         return AddressedMedia(self._images, self._inline + self._fetched)
 
-    def check(self, raw: bytes, start: int) -> None:
+    def check(self, raw: bytes | memoryview, start: int) -> None:
         """Raise MediaNotAllowed for the URL at `start`, unless it is a `data:` URL or allowed."""
         scheme = _SCHEME.match(raw, start)
         begin = "" if scheme is None else _text.decode(scheme[0] + b'"').lower()

@@ -4,11 +4,11 @@ from collections.abc import Collection
 
 import msgspec
 
-from app.errors import OutputTooLong
+from app.errors import MediaNotAllowed, OutputTooLong
 from app.request_body.body import MemberNames, ParsedBody, check_media
-from app.request_body.endpoint import MESSAGES, RESPONSES
+from app.request_body.endpoint import IMAGE_EDITS, IN_UNITS, MESSAGES, RESPONSES, SPEECH
 from app.request_body.field_rules import FieldRules
-from app.request_body.media_rules import NO_ADDRESSES, may_name_media
+from app.request_body.media_rules import NO_ADDRESSES, check_reference, may_name_media
 from app.request_body.response_storage import restrict_storage
 from app.request_body.rewrite import (
     OUTPUT_FIELDS,
@@ -26,10 +26,14 @@ from app.request_body.token_cost import (
     check_sequences,
     estimate_cost,
 )
+from app.request_body.unit_cost import estimate_units
 from app.routing import Model
 
 # Sets of members of which the rewrite and the kind of cost are known, for each binding.
 MAX_KNOWN = 8
+# Members of a request for speech by which vllm-omni fetches a voice: an address, a file or more of
+# them. `references` has the address further inside.
+REFERENCES = frozenset({"ref_audio", "ref_audio_2", "references"})
 
 
 class BodyRules(msgspec.Struct, frozen=True):
@@ -132,6 +136,11 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
     cost = None
     if limits is not None and usual is not None and media == NO_ADDRESSES:
         cost = usual.estimate(body, limits)
+    elif label in IN_UNITS:
+        _check_references(label, body, model)
+        cost = estimate_units(label, body, rewrite, model.units)
+        if model.bounds.sequences is not None:
+            check_sequences(cost.answers, model.bounds.sequences)
     if cost is None:
         cost = estimate_cost(label, body, rewrite, rules.longest, rules.default_output, media)
         if model.bounds.sequences is not None:
@@ -145,3 +154,13 @@ def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> B
             most = min(cost.plausible_output, rules.output_bound * cost.answers)
             cost = msgspec.structs.replace(cost, plausible_output=most)
     return BodyPlan(body, model, rewrite, cost)
+
+
+def _check_references(label: str, body: ParsedBody, model: Model) -> None:
+    """Raise MediaNotAllowed for an image or a voice that the engine would fetch."""
+    if label == IMAGE_EDITS and body.addressed:
+        name = min(body.addressed)
+        raise MediaNotAllowed(f"{name} must be a file or a data: URL of an image here")
+    if label == SPEECH:
+        for name in REFERENCES.intersection(body.members):
+            check_reference(name, body.members[name], model.media_domains)

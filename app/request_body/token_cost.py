@@ -88,6 +88,9 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     most_output: int = 0
     # The most of prompts and outputs together, where that is less than the sum of both.
     longest: int | None = None
+    # The tokens are units of images or speech, whatever the engine reports; and those of a second.
+    in_units: bool = False
+    per_second: int = 0
 
     @property
     def tokens(self) -> int:

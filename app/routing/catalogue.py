@@ -11,7 +11,14 @@ from app.routing.endpoints import endpoints_of, list_endpoints
 from app.routing.policies import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
 from app.routing.slots import count_slots
-from app.settings import NO_LIMITS, FieldSettings, LimitSettings, SlotsPerEngine, SplitTarget
+from app.settings import (
+    NO_LIMITS,
+    FieldSettings,
+    LimitSettings,
+    SlotsPerEngine,
+    SplitTarget,
+    UnitSettings,
+)
 from engines.base import ChangeNotifier, Engine, EngineState
 
 # Existing names listed in the error for an unknown one.
@@ -20,6 +27,7 @@ MAX_NAMES_IN_ERROR = 20
 _VISIBLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 
 NO_RULES = FieldSettings()
+USUAL_UNITS = UnitSettings()
 
 
 def _sees_all(name: str) -> bool:
@@ -68,6 +76,8 @@ class Model:
     fields: FieldSettings = NO_RULES
     isolation: Literal["key", "owner", "none"] = "key"
     media_domains: frozenset[str] = frozenset()
+    # Tokens that its images and its speech count as.
+    units: UnitSettings = USUAL_UNITS
     # Reads which kinds of media its engines take, in a thread: it reads files. None: not known.
     read_media: Callable[[], frozenset[str] | None] = field(
         default=lambda: None, repr=False, compare=False

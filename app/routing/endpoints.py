@@ -21,6 +21,7 @@ ENDPOINTS: dict[str, tuple[str, ...]] = {
     "generate": _GENERATION,
     "transcription": _SPEECH,
     "realtime": _SPEECH,
+    "speech": ("/v1/audio/speech",),  # of vllm-omni, which has no task for its images
     "embed": ("/v1/embeddings", *_SCORES, "/pooling"),
     "embedding": ("/v1/embeddings", *_SCORES, "/pooling"),
     "classify": ("/classify", *_SCORES, "/pooling"),

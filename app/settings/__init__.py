@@ -48,6 +48,7 @@ from app.settings.models import (
     QueueSettings,
     SlotsPerEngine,
     SplitTarget,
+    UnitSettings,
 )
 from app.settings.oidc import OidcSettings
 from app.settings.ray import RaySettings
@@ -110,6 +111,7 @@ __all__ = (
     "StateSettings",
     "TlsSettings",
     "TracesSettings",
+    "UnitSettings",
     "UsageSettings",
     "WebhookFormat",
     "add_model",

@@ -82,6 +82,27 @@ class QueueSettings(SpecModel):
     )
 
 
+class UnitSettings(SpecModel):
+    """Tokens that images and sound count as, in limits, budgets, usage and prices."""
+
+    image: int = Field(
+        1056,
+        ge=1,
+        le=1_000_000,
+        description="Output tokens for each image. Default: as OpenAI's gpt-image-1 counts one of "
+        "1024x1024 and medium quality.",
+    )
+    character: int = Field(
+        1, ge=1, le=1000, description="Prompt tokens for each character of text to be spoken."
+    )
+    second: int = Field(
+        20,
+        ge=0,
+        le=100_000,
+        description="Output tokens for each second of speech. 0: only characters count.",
+    )
+
+
 # Beyond any price; above all, finite.
 MAX_PRICE = 1e9
 # Costs are counted in units of this place.
@@ -299,6 +320,7 @@ class ModelSettings(SpecModel):
         "at another engine. The gateway keeps four bytes per token.",
     )
     price: PriceSettings = PriceSettings()
+    units: UnitSettings = UnitSettings()
     adapters: tuple[AdapterSettings, ...] | None = Field(
         None,
         description="LoRA adapters of the model. Engines that the gateway runs are started with "

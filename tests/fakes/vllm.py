@@ -43,6 +43,7 @@ from tests.fakes.completion_events import (
 )
 from tests.fakes.faults import DEAD, DEAD_EVENT, HEAD_JSON, misbehave
 from tests.fakes.generation import Generation, generate
+from tests.fakes.omni import EDITS, IMAGES, SPEECH, answer_omni
 from tests.fakes.stream_faults import StreamFault
 from tests.fakes.tokens import decode
 from tests.fakes.writing import BATCH, Writing, embedded, writes
@@ -78,6 +79,10 @@ ROUTES = {
     "/v1/score": "embed",
     "/classify": "classify",
     "/v1/audio/transcriptions": "transcription",
+    # Those of vllm-omni, by what its model makes.
+    IMAGES: "image",
+    EDITS: "image",
+    SPEECH: "speech",
 }
 _WHOLE = {"/v1/completions": completion_answer, "/v1/messages": message_answer}
 
@@ -392,6 +397,8 @@ class Fake:
             body = {**body, "fake": self.fault}
         if "fake" in body and not str(body["fake"]).startswith("say:"):
             return await misbehave(self, body, writer)
+        if path in (IMAGES, EDITS, SPEECH):
+            return await answer_omni(self, request, path, body, writer)
         if path == "/detokenize":
             return self.plain(
                 writer, json.dumps({"prompt": decode(body.get("tokens") or ())}).encode()

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from app.api.data_plane import ENDPOINTS, endpoint_of
 from app.settings import NO_LIMITS
+from tests.fakes.omni import EDITS, PNG, SPEECH
 from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, free_port, serving_demo
 from tests.waiting import PATIENCE_S
@@ -69,11 +70,18 @@ def posts(fake: Fake) -> list[str]:
     return [seen.target for seen in fake.seen if seen.method == "POST"]
 
 
+# Requests that vllm-omni answers.
+OMNI: dict[str, dict[str, Any]] = {
+    SPEECH: {"json": {"model": "demo", "input": "hi"}},
+    EDITS: {"data": {"model": "demo", "prompt": "hi"}, "files": {"image": ("a.png", PNG)}},
+}
+
+
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_every_listed_path_reaches_the_engine(
     gateway: Gateway, fake: Fake, path: str
 ) -> None:
-    response = await gateway.client.post(path, json={"model": "demo"})
+    response = await gateway.client.post(path, **OMNI.get(path, {"json": {"model": "demo"}}))
     assert response.status_code == 200
     assert posts(fake) == [path]
 

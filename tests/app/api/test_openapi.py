@@ -64,6 +64,13 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Document:
 
 # What is in it
 
+# Endpoints that take a form, with its file.
+FORMS = {
+    "/v1/audio/transcriptions": "file",
+    "/v1/audio/translations": "file",
+    "/v1/images/edits": "image",
+}
+
 
 def test_every_data_plane_endpoint_is_documented(document: Document) -> None:
     paths = document.whole["paths"]
@@ -73,7 +80,8 @@ def test_every_data_plane_endpoint_is_documented(document: Document) -> None:
         for operation in operations.values():
             assert operation["security"] == BEARER_OR_HEADER
             assert ("requestBody" in operation) is endpoint.names_model
-            assert "application/json" in operation["responses"]["200"]["content"]
+            kind = "audio/*" if endpoint.label == "/v1/audio/speech" else "application/json"
+            assert kind in operation["responses"]["200"]["content"]
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -83,8 +91,8 @@ def test_request_body_requires_model_and_allows_unknown_fields(
     body = document.whole["paths"][path]["post"]["requestBody"]
     [(content_type, content)] = body["content"].items()
     assert body["required"]
-    assert content_type == ("multipart/form-data" if "audio" in path else "application/json")
-    file = {"file": ""} if "audio" in path else {}
+    file = {FORMS[path]: ""} if path in FORMS else {}
+    assert content_type == ("multipart/form-data" if file else "application/json")
     accepts = Draft202012Validator(content["schema"]).is_valid
     assert accepts({"model": "demo", "kv_transfer_params": {}, **file})
     assert not accepts({"messages": [], **file})
@@ -99,7 +107,8 @@ def test_event_streams_are_documented_for_streaming_endpoints(document: Document
     }
     assert streamed == {
         CHAT, MESSAGES, "/v1/completions", "/v1/responses", STORED_RESPONSE.label,
-        "/v1/audio/transcriptions", "/v1/audio/translations",
+        "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+        "/v1/images/edits",
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,9 @@ def run(
     )
 
 
+@cache
 def demo_model() -> Path:
-    """Return the demo model's directory, made if it is missing."""
+    """Return the demo model's directory, made if it is missing; one process looks once."""
     made = run("demo-model", str(MODEL), timeout=600)
     assert made.returncode == 0, made.stderr
     return MODEL

@@ -21,6 +21,7 @@ import httpx
 import yaml
 
 from bench.children import ROOT, WORK, Child, StartError, child, environment, free_port, wait_until
+from bench.credentials import certificate, identity_provider
 
 MODEL = "stub"
 KEY = "sk-bench-0123456789abcdef"
@@ -34,6 +35,8 @@ DIRECT = "direct"
 GATEWAY = "vllm-gateway"
 WITH_REDIS = "vllm-gateway, limits in Redis"
 WITH_TRACES = "vllm-gateway, traces on"
+WITH_TLS = "vllm-gateway, TLS"
+WITH_TOKENS = "vllm-gateway, access tokens"
 CONTINUING = "vllm-gateway, continuation on"
 ROUTER = "vllm-router"
 SMG = "smg"
@@ -62,6 +65,7 @@ class Target:
     name: str
     url: str
     pid: int | None
+    key: str = KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ def peers(
         _gateway(GATEWAY, version),
         _gateway(WITH_REDIS, version, redis=True),
         _gateway(WITH_TRACES, version, traces=True),
+        _gateway(WITH_TLS, version, tls=True),
+        _gateway(WITH_TOKENS, version, tokens=True),
         _gateway(CONTINUING, version, continuation="exact"),
     ]
     if before is not None:
@@ -160,12 +166,19 @@ def _gateway(
     *,
     redis: bool = False,
     traces: bool = False,
+    tls: bool = False,
+    tokens: bool = False,
     continuation: str = "off",
 ) -> Peer:
     @contextlib.contextmanager
     def start(engine: str, directory: Path) -> Iterator[Target]:
         home = Path(tempfile.mkdtemp(dir=directory))
         with contextlib.ExitStack() as stack:
+            server = {"tls": certificate(home)} if tls else {}
+            auth, key = dict[str, object](), KEY
+            if tokens:
+                provider, key = stack.enter_context(identity_provider(home))
+                auth = {"jwt": [provider]}
             running, url = stack.enter_context(
                 gateway(
                     home,
@@ -174,9 +187,12 @@ def _gateway(
                     build=build,
                     redis_url=stack.enter_context(redis_server(home)) if redis else None,
                     traces=stack.enter_context(_collector(home)) if traces else None,
+                    key=key,
+                    server=server,
+                    auth=auth,
                 )
             )
-            yield Target(name, url, running.pid)
+            yield Target(name, url, running.pid, key)
 
     return Peer(name, version, start)
 
@@ -234,24 +250,26 @@ def gateway(
     redis_url: str | None = None,
     traces: str | None = None,
     admin_key: str | None = None,
+    key: str = KEY,
     **sections: Mapping[str, object],
 ) -> Iterator[tuple[Child, str]]:
     """Run the gateway's command on these models; the values are its process and its URL.
 
     Everything is on, and limits so high that none is reached; `sections` add to the configuration.
-    Its first model answers when the body begins. Raises StartError.
+    Its first model answers `key` when the body begins. Raises StartError.
     """
     port = free_port()
     config = directory / "gateway.yaml"
     settings = configuration(directory, port, models, redis_url, traces, **sections)
     config.write_text(yaml.safe_dump(settings))
     argv: list[str | Path] = [build.python, *RUN, "serve", "--config", config]
-    url = f"http://127.0.0.1:{port}"
+    scheme = "https" if "tls" in sections.get("server", {}) else "http"
+    url = f"{scheme}://127.0.0.1:{port}"
     admin = {} if admin_key is None else {"GATEWAY_ADMIN_KEY": admin_key}
     env = environment(GATEWAY_API_KEYS=KEY, PYTHONPATH=str(build.tree), **admin)
     # Not in the repository: a developer's .env would be read there.
     with child(name, argv, cwd=directory, env=env, end_s=60) as running:
-        wait_until(lambda: answers(url, str(models[0]["name"])), running, start_s)
+        wait_until(lambda: answers(url, str(models[0]["name"]), key), running, start_s)
         yield running, url
 
 
@@ -333,13 +351,18 @@ def _litellm(engine: str, directory: Path) -> Iterator[Target]:
 PROXIES = {ROUTER: _router, SMG: _smg, LITELLM: _litellm}
 
 
-def answers(url: str, model: str = MODEL) -> bool:
-    """Return whether a chat completion is answered with 200."""
+def answers(url: str, model: str = MODEL, key: str = KEY) -> bool:
+    """Return whether a chat completion is answered with 200, whatever the certificate."""
     body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
-    headers = {"authorization": f"Bearer {KEY}"}
+    headers = {"authorization": f"Bearer {key}"}
     try:
         answer = httpx.post(
-            f"{url}/v1/chat/completions", json=body, headers=headers, timeout=10, trust_env=False
+            f"{url}/v1/chat/completions",
+            json=body,
+            headers=headers,
+            timeout=10,
+            trust_env=False,
+            verify=False,
         )
     except httpx.TransportError:
         return False

@@ -16,10 +16,11 @@ from bench.load import Load, Result, arguments
 from bench.peers import (
     CONTINUING,
     COPY,
-    KEY,
     LITELLM,
     MODEL,
     WITH_REDIS,
+    WITH_TLS,
+    WITH_TOKENS,
     WITH_TRACES,
     Target,
 )
@@ -53,8 +54,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a target takes part in a round.
 
         What Redis and traces cost is paid once for a request, so streams have nothing to add; what
-        continuation costs is paid for every chunk.
+        continuation costs is paid for every chunk; what TLS and tokens cost may be both.
         """
+        if target in (WITH_TLS, WITH_TOKENS):
+            return self.part in ("streams", "plain")
         if target == CONTINUING:
             return self.part == "streams"
         if target in (WITH_REDIS, WITH_TRACES):
@@ -123,7 +126,7 @@ def load(case: Case, target: Target) -> Load:
     return Load(
         url=target.url,
         model=MODEL,
-        key=KEY,
+        key=target.key,
         pid=target.pid,
         streams=case.size,
         requests=case.size,

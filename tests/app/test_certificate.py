@@ -132,3 +132,13 @@ class TestReplacement:
         settings.cert_file.unlink()
         certificate.refresh()
         assert certificate.context is before
+
+
+def test_tls_1_2_has_forward_secrecy_and_authenticated_encryption_only(tmp_path: Path) -> None:
+    """What sslyze finds fault with in the ciphers that OpenSSL chooses by itself."""
+    ciphers = Certificate(write(tmp_path, make_identity())).context.get_ciphers()
+    assert {one["protocol"] for one in ciphers} == {"TLSv1.2", "TLSv1.3"}
+    assert all(one["aead"] for one in ciphers)
+    older = [one["name"] for one in ciphers if one["protocol"] == "TLSv1.2"]
+    assert len(older) >= 4
+    assert all(name.startswith("ECDHE-") for name in older)

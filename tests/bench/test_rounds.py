@@ -9,6 +9,8 @@ from bench.peers import (
     LITELLM,
     ROUTER,
     WITH_REDIS,
+    WITH_TLS,
+    WITH_TOKENS,
     WITH_TRACES,
 )
 from bench.rounds import Case, cases, turns
@@ -35,13 +37,17 @@ def test_the_loads_that_targets_are_about_have_rounds_enough_for_an_interval() -
         ("streams", 64, {WITH_REDIS, WITH_TRACES}),
         ("streams", 512, {WITH_REDIS, WITH_TRACES, LITELLM}),
         ("plain", 32, {CONTINUING}),
-        ("stall", 1024, {WITH_REDIS, WITH_TRACES, CONTINUING, LITELLM, COPY}),
+        (
+            "stall",
+            1024,
+            {WITH_REDIS, WITH_TRACES, WITH_TLS, WITH_TOKENS, CONTINUING, LITELLM, COPY},
+        ),
     ],
 )
 def test_load_skips_targets_without_a_meaningful_result(
     part: str, size: int, left_out: set[str]
 ) -> None:
-    ours = {GATEWAY, WITH_REDIS, WITH_TRACES, CONTINUING, BEFORE, COPY}
+    ours = {GATEWAY, WITH_REDIS, WITH_TRACES, WITH_TLS, WITH_TOKENS, CONTINUING, BEFORE, COPY}
     names = {DIRECT, *ours, ROUTER, LITELLM}
     case = Case(part=part, size=size)
 

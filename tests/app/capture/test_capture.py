@@ -187,6 +187,7 @@ class TestWhatIsKept:
         text = kept["body"]["messages"][0]["content"]
         assert 800 < len(text.encode()) <= 1024
 
+    @pytest.mark.slow
     async def test_huge_body_is_not_kept_but_counted(self, gateway: Gateway) -> None:
         content = "a b " * 3_000_000
         answer = await gateway.chat(messages=[{"role": "user", "content": content}])
@@ -311,7 +312,8 @@ class TestWhoIsCaptured:
 
 
 class TestWhoReads:
-    @pytest.mark.parametrize("role", set(Role) - {Role.ADMIN})
+    @pytest.mark.slow
+    @pytest.mark.parametrize("role", [role for role in Role if role is not Role.ADMIN])
     async def test_other_roles_do_not(self, gateway: Gateway, role: Role) -> None:
         own = await make_key(gateway, "captured", owner="team-a")
         await apply(gateway, owners=["team-a"])

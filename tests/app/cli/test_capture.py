@@ -25,6 +25,7 @@ async def capture(gateway: Gateway, *arguments: str, code: int = 0) -> str:
     return result.output if code else result.stdout
 
 
+@pytest.mark.slow
 async def test_export_and_delete(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(12):
         await gateway.chat(messages=[{"role": "user", "content": f"number {number}"}])

@@ -37,6 +37,8 @@ if (process.env.CONSOLE) {
 const provider = new Provider(process.env.ISSUER, {
   jwks: {keys},
   clients,
+  // Its own refuses addresses of this machine.
+  fetch: (url, {dispatcher, ...options}) => fetch(url, options),
   // Claims of a scope are not in the ID token: they are asked for at the userinfo endpoint.
   claims: {openid: ["sub"], profile: ["name", "groups", "team"]},
   findAccount: (context, id) => ({accountId: id, claims: () => ({sub: id, ...people[id]})}),

@@ -70,6 +70,8 @@ class KeyStore:
         self._now_ms = now_ms
         self._by = by
         self._owner: str | None = None
+        self._person: str | None = None
+        self._max_keys = MAX_OWNER_KEYS
         # A version of the database and the revision that was read at it.
         self._last_read: tuple[tuple[int, int], int] | None = None
 
@@ -85,10 +87,28 @@ class KeyStore:
         part._owner = owner
         return part
 
+    def of_person(self, person: str, max_keys: int) -> Self:
+        """Return this store with the keys only that a person has made for themselves.
+
+        `person` is the ID of a caller; they may have up to `max_keys`.
+        """
+        part = copy(self)
+        part._person, part._max_keys = person, max_keys
+        return part
+
+    @property
+    def _is_part(self) -> bool:
+        return self._owner is not None or self._person is not None
+
     @property
     def _seen(self) -> ColumnElement[bool]:
         """The condition on the keys of this store."""
-        return _EXISTS if self._owner is None else and_(_EXISTS, api_keys.c.owner == self._owner)
+        parts: list[ColumnElement[bool]] = [_EXISTS]
+        if self._owner is not None:
+            parts.append(api_keys.c.owner == self._owner)
+        if self._person is not None:
+            parts.append(api_keys.c.person == self._person)
+        return and_(*parts)
 
     async def create(self, fields: KeyFields) -> tuple[ApiKey, NewKey]:
         """Create a key; its text is returned once and never stored. Raises NameTaken."""
@@ -96,7 +116,7 @@ class KeyStore:
         return created
 
     async def create_all(self, fields: Iterable[KeyFields]) -> list[tuple[ApiKey, NewKey]]:
-        """Create keys, all or none. Raises NameTaken, and TooManyKeys within an owner."""
+        """Create keys, all or none. Raises NameTaken, and TooManyKeys in a part of it."""
         made = [(one, new_key()) for one in fields]
         # Thousands may take longer than a page may wait for.
         lane = Lane.PAGES if len(made) == 1 else Lane.BACKGROUND
@@ -105,6 +125,7 @@ class KeyStore:
                 "disabled": False,
                 "created_ms": self._now_ms(),
                 "changed_by": self._by.known_id,
+                "person": self._person,
                 "revision": await increment_revision(connection),
             }
             await self._check_room(connection, len(made))
@@ -379,16 +400,16 @@ class KeyStore:
         try:
             await _check_names(connection, names)
         except NameTaken:
-            if self._owner is None:
+            if not self._is_part:
                 raise
             # The key that has it may be another owner's, and its ID is not for this caller.
             raise NameTaken("name: it is taken") from None
 
     async def _check_room(self, connection: AsyncConnection, more: int) -> None:
-        """Raise TooManyKeys if the owner of this store would have too many keys."""
-        if self._owner is not None:
+        """Raise TooManyKeys if the owner or person of this store would have too many keys."""
+        if self._is_part:
             counted = select(func.count()).select_from(api_keys).where(self._seen)
-            if (await connection.execute(counted)).scalar_one() + more > MAX_OWNER_KEYS:
+            if (await connection.execute(counted)).scalar_one() + more > self._max_keys:
                 raise TooManyKeys
 
 

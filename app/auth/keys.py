@@ -21,10 +21,10 @@ class NameTaken(ValueError):
 
 
 class TooManyKeys(ValueError):
-    """The owner has as many keys as its manager may make."""
+    """The owner has as many keys as its manager may make, or a person as they may."""
 
     def __init__(self) -> None:
-        super().__init__("this owner has as many keys as it may have; delete some first")
+        super().__init__("there are as many keys as there may be; delete some first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

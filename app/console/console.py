@@ -34,6 +34,7 @@ from app.console.model_activity import ModelActivities
 from app.console.model_edit_page import ModelEditPages, model_edit_pages
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
+from app.console.own_keys import OwnKeyPages
 from app.console.owner_page import OwnerPages, owner_pages
 from app.console.playground import PlaygroundHandlers
 from app.console.playground_page import PriceOf, playground_router
@@ -191,6 +192,7 @@ class Console:
                 self.acts,
             ).router(),
             *(() if self._oidc is None else (self._oidc.router(),)),
+            *self._own_key_routers(),
             find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
             overview_router(renderer, overview, self.minutes, steps),
             models_router(renderer, self._views, self._plans),
@@ -236,6 +238,14 @@ class Console:
             self.catalogue,
             self.database,
         )
+
+    def _own_key_routers(self) -> list[APIRouter]:
+        oidc = self.settings().console.oidc
+        if oidc is None or oidc.own_keys is None:
+            return []
+        return OwnKeyPages(
+            self._renderer, self.key_store, self.authenticator, oidc, oidc.own_keys
+        ).routers()
 
     def _owner_pages(self) -> OwnerPages:
         return OwnerPages(

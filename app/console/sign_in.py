@@ -97,7 +97,14 @@ class SignIn:
             if self._people is None:
                 raise InvalidApiKey(NO_SESSION)
             found = await self._people.find(session.key_digest)
-            return Visitor(found.principal, token, theme=chosen, name=found.name, is_person=True)
+            return Visitor(
+                found.principal,
+                token,
+                theme=chosen,
+                name=found.name,
+                is_person=True,
+                makes_own_keys=self._people.settings.own_keys is not None,
+            )
         if session is not None and self.with_keys:
             principal = await self._authenticator.of_any_role(session.key_id, session.key_digest)
             return Visitor(principal, token, theme=chosen)

@@ -24,6 +24,7 @@ class Visitor:
     # Of the person or the key, or the key's ID; that of a key only pages have.
     name: str = ""
     is_person: bool = False  # came by an identity provider
+    makes_own_keys: bool = False
 
     @property
     def role(self) -> Role:
@@ -86,6 +87,7 @@ PAGES = (
     Page("Serve", "engines", "Engines", _with(Right.ENGINES_READ, scoped=True)),
     Page("Serve", "playground", "Playground", lambda visitor: visitor.may_chat),
     Page("Manage", "keys", "Keys", _with(Right.KEYS_READ, scoped=True)),
+    Page("Manage", "own_keys", "My keys", lambda visitor: visitor.makes_own_keys),
     Page("Manage", "audit", "Audit", _with(Right.AUDIT_READ)),
     # The right of a reload.
     Page("Manage", "configuration", "Configuration", _with(Right.CONFIGURATION_WRITE)),

@@ -70,6 +70,8 @@ api_keys = Table(
     # Who made the last change, of the key or of its owner's limits: the ID of an admin key, or
     # `user@host` of a command; null: not changed since this column was added.
     Column("changed_by", String(200), nullable=True),
+    # ID of the person who has made it for themselves; null: it was made by others.
+    Column("person", String(64), nullable=True),
     # `revision.value` at this key's last change, by which gateways invalidate their caches.
     Column("revision", BigInteger, nullable=False, index=True),
     Index("ix_api_keys_owner", "owner"),

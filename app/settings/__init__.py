@@ -50,7 +50,7 @@ from app.settings.models import (
     SplitTarget,
     UnitSettings,
 )
-from app.settings.oidc import OidcSettings
+from app.settings.oidc import OidcSettings, OwnKeysSettings
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
@@ -98,6 +98,7 @@ __all__ = (
     "MetricsSettings",
     "ModelSettings",
     "OidcSettings",
+    "OwnKeysSettings",
     "Place",
     "PriceSettings",
     "ProviderSettings",

@@ -5,7 +5,27 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from app.settings.identity_provider import CLAIM, ProviderSettings
-from engines.spec import PlacedError, find_variable_fault
+from app.settings.limits import LimitSettings
+from engines.spec import PlacedError, SpecModel, find_variable_fault
+
+
+class OwnKeysSettings(SpecModel):
+    """Keys that people make for themselves, and their bounds."""
+
+    max_keys: int = Field(5, ge=1, le=100, description="Keys that a person may have at once.")
+    max_days: int = Field(
+        90, ge=1, le=3650, description="Longest time until such a key expires, in days."
+    )
+    limits: LimitSettings | None = Field(
+        None, description="Limits of each such key. Default: limits.default."
+    )
+    monthly_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=10**15,
+        description="Most tokens a month of each such key; people may choose fewer. Default: no "
+        "budget.",
+    )
 
 
 class OidcSettings(ProviderSettings):
@@ -43,6 +63,10 @@ class OidcSettings(ProviderSettings):
     )
     session_hours: float = Field(
         8.0, gt=0, le=168, description="Time after which people have to sign in again, in hours."
+    )
+
+    own_keys: OwnKeysSettings | None = Field(
+        None, description="Let people make keys for themselves. Default: they cannot."
     )
 
     @field_validator("scopes")

@@ -3,17 +3,21 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from openai import AsyncOpenAI, AuthenticationError
 from playwright.async_api import Browser, Page, expect
 
+from app.auth import Role
 from app.auth.tokens import provider as provider_module
 from tests.clients.environments import Unavailable
 from tests.console.site import Site, serving_site
 from tests.console.watched_page import fresh_context
 from tests.fakes.identity_provider import SigningKey
+from tests.gateway import ROOT
 from tests.oidc_provider import CONSOLE_ID, CONSOLE_SECRET, OidcProvider
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -46,6 +50,7 @@ def accepting(provider: OidcProvider, **fields: Any) -> dict[str, Any]:
         "role_claim": "groups",
         "roles": {"llm-admins": "admin", "llm-users": "client"},
         "owner_claim": "team",
+        "own_keys": {"max_keys": 2, "limits": {"requests_per_minute": 9}},
         **fields,
     }
     return {"oidc": oidc}
@@ -75,12 +80,119 @@ async def sign_in(page: Page, name: str) -> None:
     await page.get_by_role("button", name="Continue").click()
 
 
-async def test_a_claim_gives_the_role_and_leads_to_the_page_that_was_asked_for(site: Site) -> None:
+@asynccontextmanager
+async def new_page(site: Site) -> AsyncIterator[Page]:
+    """Open an empty page of a profile of its own."""
     async with fresh_context(site.browser, site.origin) as context:
-        page = await context.new_page()
+        yield await context.new_page()
+
+
+async def test_a_claim_gives_the_role_and_leads_to_the_page_that_was_asked_for(site: Site) -> None:
+    async with new_page(site) as page:
         await page.goto("/console/engines")
         await sign_in(page, "ada")
         await expect(page).to_have_url(f"{site.origin}/console/engines")
         who = page.locator(".who")
         await expect(who).to_contain_text("Ada Lovelace")
         await expect(who).to_contain_text("admin")
+        (cookie,) = await page.context.cookies(f"{site.origin}/console")
+        assert cookie.get("sameSite") == "Strict"
+        assert await page.evaluate("document.cookie") == ""
+
+
+@pytest.mark.parametrize("name", ["eve", "tim"])
+async def test_a_person_without_a_role_is_refused_in_one_line(site: Site, name: str) -> None:
+    async with new_page(site) as page:
+        await page.goto("/console/login")
+        await sign_in(page, name)
+        fault = "No access: groups of your account has no role."
+        await expect(page.get_by_role("alert")).to_have_text(fault)
+        await page.goto("/console/overview")
+        await expect(page).to_have_url(re.compile("/console/login"))
+        audit = await site.gateway.client.get("/admin/audit", headers=ROOT)
+        newest = audit.json()["data"][0]
+        assert (newest["who"], newest["action"]) == (f"sso:{name}", "session.refuse")
+
+
+async def ask(site: Site, key: str) -> str:
+    """Return an answer of the model, by OpenAI's SDK."""
+    async with AsyncOpenAI(base_url=f"{site.origin}/v1", api_key=key, max_retries=0) as client:
+        answer = await client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "hi"}]
+        )
+    return str(answer.choices[0].message.content)
+
+
+async def test_a_person_makes_a_key_uses_it_and_revokes_it(site: Site) -> None:
+    async with new_page(site) as page:
+        await page.goto("/console/own_keys")
+        await sign_in(page, "bob")
+        await page.get_by_label("Name, such as where it is used").fill("laptop")
+        await page.get_by_role("button", name="Create key").click()
+        secret = page.get_by_label("The key", exact=True)
+        await expect(secret).to_contain_text("sk-gw-")
+        key = await secret.text_content()
+        await page.get_by_role("button", name="I have copied it").click()
+        await expect(page.get_by_text("laptop (sso:bob)")).to_be_visible()
+        assert key is not None
+        assert await ask(site, key)
+        await page.get_by_role("button", name="Revoke").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+        await expect(page.get_by_text("You have no key yet.")).to_be_visible()
+        with pytest.raises(AuthenticationError):
+            await ask(site, key)
+
+
+async def test_log_out_ends_the_session_at_the_provider_and_that_of_another_window(
+    site: Site, provider: OidcProvider
+) -> None:
+    """The provider tells the console by a back-channel logout of its other sessions."""
+    async with new_page(site) as page:
+        await page.goto("/console/playground")
+        await sign_in(page, "bob")
+        await expect(page.locator(".who")).to_contain_text("Bob")
+        other = await site.browser.new_context(storage_state=await page.context.storage_state())
+        stolen = await other.new_page()
+        await stolen.goto(f"{site.origin}/console/playground")
+        await expect(stolen.locator(".who")).to_contain_text("Bob")
+        await page.get_by_role("button", name="Log out").click()
+        await page.get_by_role("button", name="Yes, sign me out").click()
+        await expect(page).to_have_url(f"{site.origin}/console/login")
+        await stolen.goto(f"{site.origin}/console/playground")
+        await expect(stolen).to_have_url(re.compile("/console/login"))
+        await other.close()
+        await page.get_by_role("button", name=re.compile("Sign in with")).click()
+        await expect(page.get_by_placeholder("Enter any login")).to_be_visible()
+
+
+async def test_the_provider_ends_a_session(site: Site, provider: OidcProvider) -> None:
+    async with new_page(site) as page:
+        await page.goto("/console/playground")
+        await sign_in(page, "bob")
+        await expect(page.locator(".who")).to_contain_text("Bob")
+        # As another program's logout does it, which knows nothing of the console.
+        await page.goto(f"{provider.issuer}/session/end")
+        await page.get_by_role("button", name="Yes, sign me out").click()
+        await expect(page.get_by_text("Sign-out Success")).to_be_visible()
+        await page.goto("/console/playground")
+        await expect(page).to_have_url(re.compile("/console/login"))
+
+
+async def test_keys_rotate_and_a_provider_that_is_down_is_said(
+    site: Site, provider: OidcProvider
+) -> None:
+    async with new_page(site) as page:
+        await asyncio.to_thread(provider.restart, SigningKey.make("RS256"))
+        await page.goto("/console/overview")
+        await sign_in(page, "ada")
+        await expect(page.locator(".who")).to_contain_text("Ada Lovelace")
+    await asyncio.to_thread(provider.stop)
+    async with new_page(site) as page:
+        await page.goto("/console/overview")
+        await page.get_by_role("button", name=re.compile("Sign in with")).click()
+        down = "The identity provider does not answer now. Try again later."
+        await expect(page.get_by_role("alert")).to_have_text(down)
+        await page.get_by_label("API key").fill(site.keys[Role.ADMIN])
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    await asyncio.to_thread(provider.start)

@@ -150,6 +150,26 @@ async function createKey(form) {
   location.assign(`${KEYS}/${made.id}`);
 }
 
+async function createOwnKey(form) {
+  const tokens = form.elements.monthly_tokens.value;
+  const body = {
+    name: form.elements.name.value,
+    days: Number(form.elements.days.value),
+    monthly_tokens: tokens === "" ? null : Number(tokens),
+  };
+  const made = await api("/own_keys", {method: "POST", body});
+  form.reset();
+  await showSecret(`The key “${made.name}”`, made);
+  location.reload();
+}
+
+async function revokeOwnKey({revokeOwn: id, name}) {
+  const text = `Requests with ${name} are refused from now on, and those in flight end.`;
+  if (!await confirmAction({title: "Revoke the key?", text, action: "Revoke", danger: true})) return;
+  await api(`/own_keys/${id}`, {method: "DELETE"});
+  location.reload();
+}
+
 async function changeKey(form) {
   const changed = changes(initial.get(form) ?? {}, keyFields(form));
   if (Object.keys(changed).length) {
@@ -198,7 +218,7 @@ async function deleteOwner(button) {
 }
 
 const FORMS = [
-  ["[data-key-id]", changeKey], ["[data-key-form]", createKey], ["[data-rotate]", rotateKey],
+  ["[data-own-key-form]", createOwnKey], ["[data-key-id]", changeKey], ["[data-key-form]", createKey], ["[data-rotate]", rotateKey],
   ["[data-disable]", disableKey], ["[data-delete]", deleteKey], ["[data-owner-form]", saveOwner],
 ];
 
@@ -235,6 +255,7 @@ document.addEventListener("click", async (event) => {
       notify("Enabled.");
     }
     if (owner) await deleteOwner(button);
+    if (button.dataset.revokeOwn) await revokeOwnKey(button.dataset);
   } catch (error) {
     notify(error.message, "bad");
   }

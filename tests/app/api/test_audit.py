@@ -63,10 +63,13 @@ NO_CHANGES = {
 # The sign-in by an identity provider: see tests/app/console/test_oidc_sign_in.py.
 OIDC = {
     "issuer": "http://127.0.0.1:1", "client_id": "x", "role_claim": "x", "roles": {"x": "admin"},
+    "own_keys": {},
 }  # fmt: skip
 BY_PROVIDER = {
     ("POST", "/console/login/oidc"),  # sets a cookie; coming back is a GET
     ("POST", "/console/logout/oidc"),
+    ("POST", "/console/api/own_keys"),  # test_own_keys.py
+    ("DELETE", "/console/api/own_keys/{key_id}"),
 }
 BODIES: dict[tuple[str, str], dict[str, object]] = {
     ("POST", "/admin/keys"): {"name": "new", "models": ["demo"]},

@@ -210,15 +210,6 @@ def test_a_start_goes_through_the_phases_that_status_shows(
     assert not any(isinstance(event, Loading) for event in events[loaded:])
 
 
-def test_several_answers_with_greedy_sampling_are_refused_before_the_load() -> None:
-    done = generate("--prompt", "a", "--n", "2", "--verbose")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "n must be 1 when using greedy sampling" in done.stderr.splitlines()[-1]
-    assert "the model's defaults are" in done.stderr.splitlines()[-1]
-    assert "loading weights" not in done.stderr.lower()
-    assert "Starting to load model" not in done.stderr
-
-
 def test_refusal_by_vllm_is_one_line() -> None:
     done = generate(*EAGER, "--max-model-len", "99999", "--prompt", "a")
     assert (done.returncode, done.stdout) == (2, "")

@@ -2,15 +2,20 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from engines.offline import Job, Prompt
 from engines.offline.worker import (
+    CommandChannel,
     UserError,
     parse_engine_args,
     reasoning_parser_class,
+    run,
     sampling_params,
 )
+from tests.e2e.deployment import demo_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -87,6 +92,20 @@ def test_refused_sampling_parameter_is_a_one_line_error(given: dict[str, Any], s
         sampling_params({}, given)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
+
+
+def test_sampling_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("it loads the model")
+
+    monkeypatch.setattr("vllm.LLM.from_engine_args", load)
+    # `run` sets them for the engine.
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.setenv(name, "0")
+    job = Job(model=str(demo_model()), prompts=(Prompt("a"),), sampling={"n": 2})
+    with pytest.raises(UserError, match="n must be 1 when using greedy sampling") as caught:
+        run(job, Mock(spec=CommandChannel))
+    assert "(the model's defaults are {" in str(caught.value)
 
 
 def test_reasoning_parser_is_found_by_name() -> None:

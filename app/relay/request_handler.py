@@ -133,8 +133,8 @@ async def _serve(
         try:
             if request.output_bound is not None:
                 plan = plan_request(services, request, plan.body, plan.model)
-            streams = plan.is_true("stream") and endpoint.label != SPEECH  # which may be sound
-            if bounds.keepalive_s and streams:
+            # A stream of speech may be sound.
+            if bounds.keepalive_s and endpoint.label != SPEECH and plan.is_true("stream"):
                 # Before lease and permit: a stream that waits for them is silent as well.
                 keep_alive = KeepAlive(request.exchange, bounds.keepalive_s)
             if endpoint.label == RESPONSES:

@@ -98,7 +98,7 @@ async def forward_plain(
     images) and sound are forwarded as they arrive: raises Truncated.
     """
     exchange, status = request.exchange, response.status
-    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    content_type = dict(headers).get(b"content-type", b"")
     most = AUDIO_HEAD_BYTES if content_type.startswith(AUDIO) and status < 300 else WHOLE_BYTES
     try:
         body = response.take()

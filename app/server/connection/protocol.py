@@ -308,7 +308,7 @@ class ClientConnection(RequestParser):
         if exchange is self._running:
             if not exchange.keep_alive:
                 self.close_after_response(exchange)
-            self.on_response_complete()
+            self._serve_next(exchange)
 
     def exchange_failed(self, exchange: HttpExchange) -> None:
         """See `app.server.connection.exchange.Connection`."""
@@ -316,13 +316,17 @@ class ClientConnection(RequestParser):
             self._close()  # tells the client that the response is incomplete
 
     def on_response_complete(self) -> None:
-        """Start the next pipelined request, or wait for one."""
-        running, flow = self._running, self.flow
+        running = self._running
         if isinstance(running, RequestResponseCycle):
             self._unlink_cycle(running)
+        self._serve_next(running)
+
+    def _serve_next(self, ended: HttpExchange | RequestResponseCycle | None) -> None:
+        """Start the next pipelined request, or wait for one."""
+        flow = self.flow
         if self.transport.is_closing():
             return
-        if self.expect_100_continue and running is not None and running.more_body:
+        if self.expect_100_continue and ended is not None and ended.more_body:
             # It was sent no 100: its next bytes may be the body or a new request.
             self._close()
             return

@@ -22,7 +22,8 @@ ON_SHARED = (
 )  # fmt: skip
 # The groups with real vLLM; some start none in a part of their tests.
 WITH_ENGINES = (
-    "gateway", "tests/contract/test_engine_contract.py::TestInProcessOnVllm",
+    "gateway", "tests/contract/test_engine_contract.py::TestContainerOnVllm",
+    "tests/contract/test_engine_contract.py::TestInProcessOnVllm",
     "tests/contract/test_engine_contract.py::TestProcessOnVllm",
     "tests/contract/test_engine_contract.py::TestRayOnVllm", "tests/deploy/test_systemd.py",
     "tests/docs/test_commands.py", "tests/e2e/", "tests/engines/flags/test_check.py",

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from engines.base import (
     EngineResponse,
     EngineState,
 )
+from engines.guard import containers
 from engines.guard.marked_processes import find_marked
 from engines.http import Address, Http1Client
 from engines.inprocess import InProcessEngine
@@ -31,8 +33,8 @@ from engines.ray import Cluster, RayEngine
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
-from tests.engines.container.build import build
-from tests.engines.processes import read
+from tests.engines.container.build import build, real_vllm
+from tests.engines.processes import gone, read
 from tests.engines.ray import clusters
 from tests.fakes.vllm import Fake
 from tests.podman import podman
@@ -367,6 +369,45 @@ class TestProcessOnVllm(EngineContract):
     @pytest.fixture
     def subject(self, vllm_process: Subject) -> Subject:
         return vllm_process
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def vllm_in_a_container(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Subject]:
+    run_dir = tmp_path_factory.mktemp("run")
+    with podman() as service:
+        engine = build(run_dir, service.socket, **real_vllm(demo_model()))
+        await ready(engine)
+        yield Subject(engine, Address(uds=str(run_dir / "demo-0" / "http.sock")))
+        await engine.stop(5.0)
+        assert engine.state is EngineState.STOPPED
+        assert service.containers() == []
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="class")
+class TestContainerOnVllm(EngineContract):
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def subject(self, vllm_in_a_container: Subject) -> Subject:
+        await ready(vllm_in_a_container.engine)
+        return vllm_in_a_container
+
+    async def test_killed_core_fails_the_engine_and_leaves_nothing(self, subject: Subject) -> None:
+        """The last test of the class, so that the engine need not start again."""
+        assert subject.server is not None
+        assert subject.server.uds is not None
+        inside = [*map(psutil.Process, containers.processes(Path(subject.server.uds).parent))]
+        [core] = [process for process in inside if "EngineCore" in "".join(process.cmdline())]
+        core.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            await subject.engine.changes.wait_for(lambda: subject.state is EngineState.FAILED)
+        # Its API server says so, or has ended already.
+        found = ("its server reports a dead engine", "it died while serving")
+        assert (subject.engine.last_error or "").startswith(found)
+        await subject.engine.stop(0.0)
+        assert gone(inside)
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="class")

@@ -181,6 +181,7 @@ async def test_a_person_without_a_role_is_refused_in_one_line_and_recorded(
     assert (await actions(gateway))[0] == ("sso:alice", "session.refuse", {"claim": claim})
 
 
+@pytest.mark.slow
 async def test_the_owner_is_that_of_the_claim_and_must_be_there(
     fake: Fake, provider: OpenIdProvider, tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ async def test_the_owner_is_that_of_the_claim_and_must_be_there(
         await owners.replace("research", OwnerFields.model_validate({"daily_tokens": 5}))
 
 
+@pytest.mark.slow
 async def test_an_email_counts_only_if_the_provider_has_verified_it(
     fake: Fake, provider: OpenIdProvider, tmp_path: Path
 ) -> None:
@@ -279,6 +281,7 @@ async def test_sign_out_ends_the_session_everywhere_and_leads_to_the_provider(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_session_ends_after_its_time(
     fake: Fake, provider: OpenIdProvider, tmp_path: Path
 ) -> None:
@@ -292,6 +295,7 @@ async def test_session_ends_after_its_time(
         assert await visit.session() == 401
 
 
+@pytest.mark.slow
 async def test_session_outlives_a_restart_but_no_change_of_the_settings(
     fake: Fake, provider: OpenIdProvider, tmp_path: Path
 ) -> None:
@@ -314,6 +318,7 @@ async def test_session_outlives_a_restart_but_no_change_of_the_settings(
     assert await begun(roles={"ops": "auditor"}) == [401]
 
 
+@pytest.mark.slow
 async def test_a_replica_finishes_what_another_has_begun_and_knows_the_session(
     fake: Fake, provider: OpenIdProvider, tmp_path: Path
 ) -> None:
@@ -333,6 +338,7 @@ async def test_a_replica_finishes_what_another_has_begun_and_knows_the_session(
         assert await visit.session() == {"role": "admin", "key_id": "sso:alice"}
 
 
+@pytest.mark.slow
 async def test_below_a_path_cookies_and_addresses_have_it(
     fake: Fake, provider: OpenIdProvider, tmp_path: Path
 ) -> None:
@@ -635,6 +641,7 @@ async def test_an_old_sign_out_ends_no_newer_session(
 # Without keys
 
 
+@pytest.mark.slow
 async def test_keys_can_be_left_out(fake: Fake, provider: OpenIdProvider, tmp_path: Path) -> None:
     async with serving_demo(tmp_path, fake.url) as gateway, visiting(gateway) as visit:
         await visit.client.post("/console/login", data={"key": ROOT_KEY}, headers=SAME_ORIGIN)

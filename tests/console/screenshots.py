@@ -109,6 +109,9 @@ HIDE_PLACES = """(places) => {
       walker.currentNode.data = walker.currentNode.data.replaceAll(place, shown);
     }
   }
+  for (const field of document.querySelectorAll("input")) {
+    for (const [place, shown] of places) field.value = field.value.replaceAll(place, shown);
+  }
 }"""
 
 

@@ -68,5 +68,5 @@ def _private_jwk(key: SigningKey) -> dict[str, str]:
     private: dict[str, str] = json.loads(
         jwt.get_algorithm_by_name(key.algorithm).to_jwk(key.private)
     )
-    del private["key_ops"]  # PyJWT's, for signatures only: the provider verifies its own, too
+    private.pop("key_ops", None)  # of RSA, for signatures only: the provider verifies, too
     return {**private, "kid": key.kid, "alg": key.algorithm, "use": "sig"}

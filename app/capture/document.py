@@ -22,8 +22,9 @@ MAX_JSON_BYTES = 1024 * 1024
 VALUE_BYTES = 8
 # Of a whole document: escapes may take six times a text.
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
-# Their values are JSON in a text.
-_ARGUMENTS = frozenset({"arguments", "partial_json"})
+_SPACE = " \t\r\n"  # of JSON
+# Lists and objects of tokens: what they repeat of a text is in pieces that no pattern matches.
+_PIECES = frozenset({"logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids", "token_strs"})
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -105,12 +106,13 @@ def _json_or_text(transcript: Transcript, body: bytes, size: int, *, whole: bool
     """Return what is kept of JSON, of a text or of bytes; of a part of one, nothing."""
     if not whole or not body:
         return Kept(size, truncated=not whole)
-    if body[:1] in (b"{", b"["):
+    is_json = body.lstrip(_SPACE.encode())[:1] in (b"{", b"[")
+    if is_json:
         body = without_media(body)
         if len(body) > MAX_JSON_BYTES:
             return Kept(size, truncated=True)
     try:
-        value = msgspec.json.decode(body) if body[:1] in (b"{", b"[") else body.decode()
+        value = msgspec.json.decode(body) if is_json else body.decode()
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         value = describe(body)
     return _kept(transcript, size, value, whole=True)
@@ -136,16 +138,16 @@ class _Cleaner:
     def clean(self, value: Any) -> Any:
         """Return a copy; what is beyond the size is left out. Raises RecursionError."""
         if isinstance(value, str):
-            return self._clean_text(value)
+            return self._clean_text(self._without_escapes(value))
         self.left -= VALUE_BYTES
         if isinstance(value, dict):
             copied: dict[str, Any] = {}
             for name, member in value.items():
                 if self.left < 0:
                     break
+                if self._redaction.patterns and name in _PIECES and isinstance(member, dict | list):
+                    continue
                 text = self._clean_text(name)
-                if name in _ARGUMENTS and isinstance(member, str):
-                    member = self._without_patterns(member)
                 copied[text] = self.clean(member)
             return copied
         if isinstance(value, list):
@@ -155,10 +157,14 @@ class _Cleaner:
                     break
                 items.append(self.clean(item))
             return items
+        # A fraction has many digits, and is no number that a pattern means.
+        if type(value) is int or (type(value) is float and value.is_integer()):
+            text = self._redaction.apply(str(value))
+            return value if text == str(value) else text
         return value
 
     def _clean_text(self, text: str) -> str:
-        text = replaced(text) or self._redaction.apply(text)
+        text = self._redaction.apply(replaced(text) or text)
         size = len(text) if text.isascii() else len(text.encode())
         self.left -= size + VALUE_BYTES
         if self.left >= 0:
@@ -166,13 +172,15 @@ class _Cleaner:
         kept = max(size + self.left, 0)
         return text.encode()[:kept].decode(errors="ignore")
 
-    def _without_patterns(self, text: str) -> str:
-        """Return the arguments of a call without patterns, also those that escapes hide."""
-        if not self._redaction.patterns:
+    def _without_escapes(self, text: str) -> str:
+        """Return a text without patterns that escapes hide, where it is JSON, as arguments are."""
+        if not self._redaction.patterns or text.lstrip(_SPACE)[:1] not in ("{", "["):
             return text
+        if len(text) > MAX_JSON_BYTES:
+            return describe(text.encode())
         try:
             value = msgspec.json.decode(text)
+            cleaned = _Cleaner(self._redaction, 2 * VALUE_BYTES * len(text)).clean(value)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return text
-        cleaned = _Cleaner(self._redaction, MAX_JSON_BYTES).clean(value)
-        return msgspec.json.encode(cleaned).decode()
+        return text if cleaned == value else msgspec.json.encode(cleaned).decode()

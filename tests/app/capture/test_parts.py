@@ -123,6 +123,54 @@ class TestRedaction:
         text = json.dumps(document(json.dumps(body).encode(), redact=("email",)))
         assert text.count("[redacted:email]") == 2
 
+    CARD = "4111 1111 1111 1111"
+    ESCAPED = CARD.replace("4", "\\u0034")
+
+    @pytest.mark.parametrize("lead", ["", " ", "\r\n\t"])
+    def test_space_before_a_body_hides_no_escapes(self, lead: str) -> None:
+        body = f'{lead}{{"content": "{self.ESCAPED}"}}'.encode()
+        kept = document(body, redact=("card",))["request"]["body"]
+        assert kept == {"content": "[redacted:card]"}
+
+    def test_in_json_within_a_text(self) -> None:
+        inner = json.dumps({"text": f'["{self.ESCAPED}"]'}).replace("4", "\\u0034")
+        text = json.dumps(document(json.dumps({"content": inner}).encode(), redact=("card",)))
+        assert text.count("[redacted:card]") == 1
+        assert "111 1111" not in text
+
+    def test_json_within_a_text_stays_where_nothing_is_found(self) -> None:
+        body = {"content": '{ "a":1,  "b": [] }'}
+        assert document(json.dumps(body).encode(), redact=("card",))["request"]["body"] == body
+
+    def test_in_arguments_of_a_stream_that_has_no_end(self) -> None:
+        event = {
+            "type": "response.function_call_arguments.delta",
+            "delta": f'{{"card": "{self.ESCAPED}"}}',
+        }
+        piece = b"data: " + json.dumps(event).encode() + b"\n\n"
+        text = json.dumps(document(b"{}", piece, stream=True, redact=("card",))["answer"])
+        assert "[redacted:card]" in text
+
+    def test_in_numbers_but_not_in_fractions(self) -> None:
+        body = {"card": 4111111111111111, "n": 3, "embedding": [0.1234567890123456], "on": True}
+        kept = document(json.dumps(body).encode(), redact=("card",))["request"]["body"]
+        assert kept == body | {"card": "[redacted:card]"}
+
+    def test_tokens_do_not_repeat_what_was_replaced(self) -> None:
+        tokens = [{"token": piece, "bytes": list(piece.encode())} for piece in self.CARD.split()]
+        choice = {
+            "text": self.CARD,
+            "logprobs": {"content": tokens},
+            "token_ids": [1, 2],
+            "prompt_logprobs": [None, {"1": {"decoded_token": "4111"}}],
+        }
+        body = json.dumps({"logprobs": True}).encode()
+        found = document(body, json.dumps({"choices": [choice]}).encode(), redact=("card",))
+        assert found["answer"]["body"] == {"choices": [{"text": "[redacted:card]"}]}
+        assert found["request"]["body"] == {"logprobs": True}
+        plain = document(body, json.dumps({"choices": [choice]}).encode())
+        assert plain["answer"]["body"] == {"choices": [choice]}
+
 
 class TestBounds:
     def test_answer_beyond_the_memory_of_its_tenant(self) -> None:

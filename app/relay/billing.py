@@ -94,7 +94,8 @@ def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage
 def _billed_units(cost: Cost, result: CallResult, *, canceled: bool) -> Usage | None:
     """Return the units of images or speech, as tokens; None: the engine did nothing for it.
 
-    Of speech that was canceled, or whose length is not in its bytes, the estimate counts.
+    Of speech that was canceled before its first byte, or whose length is not in its bytes, the
+    estimate counts.
     """
     if result.status is None or not result.started:
         made = canceled and (result.status is None or result.status < 300)

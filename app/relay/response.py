@@ -9,6 +9,7 @@ from app.relay.engine_errors import translate_error, with_own_count
 from app.relay.reasoning_field import with_reasoning_content
 from app.relay.request_context import RequestContext
 from app.relay.stream_errors import engine_error_event, error_event
+from app.request_body import pcm_rate
 from app.usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
@@ -26,10 +27,8 @@ FORWARDED_HEADERS = frozenset(
 METADATA = b"metadata"
 KEY_REJECTED = (401, 403)
 AUDIO = b"audio/"
-# Bytes per second of uncompressed sound: where they are in the header of a WAV file, and without
-# one those of 16 bits at 24 kHz, as most models speak.
+# Where the bytes of a second are in the header of a WAV file.
 WAV_RATE = slice(28, 32)
-PCM_RATE = 48_000
 # vLLM's response where its model has no such task, hence no such route (Starlette's wording).
 NO_ROUTE = b'{"detail":"Not Found"}'
 
@@ -108,7 +107,8 @@ async def forward_plain(
         log.warning("engine response ended early: %s", error, extra=request.log_fields)
         raise as_gateway_error(error) from None
     if most == AUDIO_HEAD_BYTES:
-        result.bytes_per_second = bytes_per_second(content_type, body)
+        sample_rate = b"" if call.plan is None else call.plan.value("sample_rate")
+        result.bytes_per_second = bytes_per_second(content_type, body, sample_rate)
     if not ended:
         await _forward_large(response, exchange, headers, result, body)
         return
@@ -132,11 +132,14 @@ async def forward_plain(
         await exchange.send_response(status, headers, body)
 
 
-def bytes_per_second(content_type: bytes, body: bytes) -> int:
-    """Return the rate of uncompressed sound by the beginning of its body; 0: not known."""
+def bytes_per_second(content_type: bytes, body: bytes, sample_rate: bytes) -> int:
+    """Return the bytes of a second of uncompressed sound; 0: not known.
+
+    By the beginning of its body, or of its request's `sample_rate`.
+    """
     kind = content_type.partition(b";")[0].strip()
     if kind == b"audio/pcm":
-        return PCM_RATE
+        return pcm_rate(sample_rate)
     is_wav = kind in (b"audio/wav", b"audio/x-wav") and body.startswith(b"RIFF")
     return int.from_bytes(body[WAV_RATE], "little") if is_wav else 0
 

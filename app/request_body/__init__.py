@@ -29,6 +29,7 @@ from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
 from app.request_body.rewrite import ABSENT, ConstantRewrite, as_bool
 from app.request_body.token_cost import Cost, UsualCost, reserved_tokens
+from app.request_body.unit_cost import pcm_rate
 
 __all__ = [
     "ABSENT",
@@ -64,6 +65,7 @@ __all__ = [
     "media_kinds",
     "new_response_id",
     "parse",
+    "pcm_rate",
     "plan_body",
     "reserved_tokens",
     "scan_form",

@@ -50,7 +50,10 @@ JSON_BOUNDS = JsonBounds()
 FORM_BOUNDS = FormBounds()
 # A form field longer than this is no model's name.
 MAX_MODEL_FIELD = 1024
-# Longer values of a form are no numbers.
+# Members, and fields of a form, that multiply the images of a request: `layers` is of models that
+# return each separately.
+MULTIPLIERS = ("n", "layers")
+# Bytes of such a field that are kept; longer ones are refused (`unit_cost.py`).
 MAX_SHORT_FIELD = 64
 # Fields of vllm-omni's edits of images which hold an image, or the address of one to fetch.
 IMAGE_FIELDS = frozenset(
@@ -113,7 +116,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     # Of a form: the names of its parts, and the offsets of the model's name.
     parts: frozenset[str] = frozenset()
     model_at: tuple[int, int] = (0, 0)
-    # Of a form: the short values that are no files, by name, and names of images by address.
+    # Of a form: the MULTIPLIERS with the beginnings of their values, and the names of images by
+    # address.
     fields: Sequence[tuple[str, bytes]] = ()
     addressed: frozenset[str] = frozenset()
 
@@ -362,9 +366,9 @@ def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:
     names = frozenset(part.name for part in parts)
     texts = [part for part in parts if not part.filename]
     fields = [
-        (part.name, raw[part.start : part.end])
+        (part.name, raw[part.start : min(part.end, part.start + MAX_SHORT_FIELD)])
         for part in texts
-        if part.end - part.start <= MAX_SHORT_FIELD
+        if part.name in MULTIPLIERS
     ]
     addressed = frozenset(
         part.name

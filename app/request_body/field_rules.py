@@ -24,15 +24,19 @@ from app.routing import Model
 from app.settings import FieldSettings
 
 # Transfers of caches, with prompts of their own, and arguments of plugins. Without them the client
-# would get the answer to another request. vllm-omni loads a `lora` from any path or repository, and
-# passes `extra_params` on to its models.
+# would get the answer to another request. vllm-omni loads a `lora` from any path or repository,
+# passes `extra_params` on to its models, and takes `sampling_params_list` for all other limits.
 REFUSED = frozenset(
-    {"ec_transfer_params", "extra_params", "kv_transfer_params", "lora", "vllm_xargs"}
-)
+    {
+        "ec_transfer_params", "extra_params", "kv_transfer_params", "lora", "sampling_params_list",
+        "vllm_xargs",
+    }
+)  # fmt: skip
 _EMPTY = (b"null", b"{}", b"[]", b'""')
-# Fields that steer the engine: these, request IDs, scheduling order; and how tokens are bundled
-# into chunks, since tokens of a canceled stream are counted by its chunks.
-DROPPED = REFUSED | {"priority", "request_id", "session_id", "stream_interval"}
+# Fields that steer the engine: these, request IDs, scheduling order; how tokens are bundled into
+# chunks, since tokens of a canceled stream are counted by its chunks; and what Python's client
+# unpacks: vLLM ignores it, and vllm-omni finds the refused fields in it.
+DROPPED = REFUSED | {"extra_body", "priority", "request_id", "session_id", "stream_interval"}
 
 # More pairs of models and keys with rules of their own than are active at a time.
 MAX_CACHED = 4096

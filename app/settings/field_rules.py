@@ -44,7 +44,7 @@ class FieldSettings(SpecModel):
         max_length=MAX_RULES,
         description="Fields to pass on that are dropped or refused by default: kv_transfer_params, "
         "ec_transfer_params, request_id, session_id, priority, vllm_xargs, stream_interval, lora, "
-        "extra_params.",
+        "extra_params, extra_body, sampling_params_list.",
     )
     deny: tuple[FieldPath, ...] = Field(
         (),

@@ -21,6 +21,7 @@ from tests.gateway import KEY, Gateway, serving_demo
 from tests.waiting import wait_until
 
 UNITS = {"units": {"image": 1000, "character": 2, "second": 10}}
+CHAT_PATH = "/v1/chat/completions"
 # Four seconds of the fake's sound.
 TEXT = "The quick brown fox jumps over the dogs"
 SOUND = b"".join(pieces_of(TEXT))
@@ -159,6 +160,21 @@ class TestSpeech:
         assert len(sizes) > 2
         assert await counted(gateway) == (2 * len(TEXT), 40)
 
+    async def test_sound_of_a_lower_rate_is_longer(self, gateway: Gateway) -> None:
+        body = {"model": "demo", "input": TEXT, "response_format": "pcm", "sample_rate": 12_000}
+        assert (await gateway.client.post(SPEECH, json=body)).content == SOUND
+        assert await counted(gateway) == (2 * len(TEXT), 80)
+
+    async def test_long_sound_of_a_short_text_counts_in_full(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
+        body = {"model": "demo", "input": "rain", "response_format": "pcm", "sample_rate": 500}
+        assert (await gateway.client.post(SPEECH, json=body)).status_code == 200
+        assert await counted(gateway) == (8, 340)  # what is believed of four characters
+        body = {**body, "duration_seconds": 48}
+        assert (await gateway.client.post(SPEECH, json=body)).status_code == 200
+        assert await counted(gateway) == (16, 340 + 480)
+
     async def test_events_of_speech_pass(self, gateway: Gateway, fake: Fake) -> None:
         body = {"model": "demo", "input": TEXT, "response_format": "pcm", "stream_format": "sse"}
         answer = await gateway.client.post(SPEECH, json=body)
@@ -208,6 +224,7 @@ class TestWhatIsNotPassedOn:
             (SPEECH, {"extra_params": {"x": 1}}, "field_not_allowed"),
             (IMAGES, {"lora": {"path": "/srv/other"}}, "field_not_allowed"),
             (IMAGES, {"extra_params": {"x": 1}}, "field_not_allowed"),
+            (CHAT_PATH, {"sampling_params_list": [{"max_tokens": 9}]}, "field_not_allowed"),
         ],
     )
     async def test_paths_and_addresses_in_json(
@@ -233,6 +250,14 @@ class TestWhatIsNotPassedOn:
         answer = await gateway.client.post(EDITS, data=form, files={"image": ("a.png", PNG)})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
         assert not asked(fake)
+
+    async def test_nested_fields_of_a_chat_are_dropped(self, gateway: Gateway, fake: Fake) -> None:
+        nested = {"lora": {"path": "/srv/other"}, "num_outputs_per_prompt": 50}
+        messages = [{"role": "user", "content": "a cat"}]
+        body = {"model": "demo", "messages": messages, "extra_body": nested}
+        answer = await gateway.client.post(CHAT_PATH, json=body)
+        assert answer.headers["x-gateway-dropped-fields"] == "extra_body"
+        assert "extra_body" not in fake.seen[-1].json
 
     async def test_voice_in_the_request_passes(self, gateway: Gateway, fake: Fake) -> None:
         voice = "data:audio/wav;base64,AAAA"

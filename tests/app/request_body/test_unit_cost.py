@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import BadRequest
 from app.request_body.body import parse
 from app.request_body.endpoint import IMAGE_EDITS, IMAGES, SPEECH
 from app.request_body.rewrite import Rewrite
@@ -20,12 +21,12 @@ def json_cost(path: str, **fields: object) -> Cost:
     return estimate_units(path, body, Rewrite(), UNITS)
 
 
-def form_cost(*fields: tuple[str, str]) -> Cost:
+def form_cost(*fields: tuple[str, bytes]) -> Cost:
     parts = [
-        f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-        for name, value in (("model", "m"), *fields)
+        b'--x\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), value)
+        for name, value in (("model", b"m"), *fields)
     ]
-    body = parse(b"multipart/form-data; boundary=x", f"{''.join(parts)}--x--\r\n".encode())
+    body = parse(b"multipart/form-data; boundary=x", b"".join(parts) + b"--x--\r\n")
     return estimate_units(IMAGE_EDITS, body, Rewrite(), UNITS)
 
 
@@ -49,9 +50,18 @@ def test_images_that_are_asked_for_are_counted(fields: dict[str, object], images
 
 
 def test_of_a_field_that_is_given_twice_the_larger_counts() -> None:
-    assert form_cost(("n", "7"), ("n", "2")).answers == 7
-    assert form_cost(("n", "2"), ("layers", "3")).answers == 6
-    assert form_cost().answers == 1
+    assert form_cost(("n", b"7"), ("n", b"2")).answers == 7
+    assert form_cost(("n", b"2"), ("layers", b"3")).answers == 6
+    assert form_cost(("n", b"")).answers == form_cost().answers == 1
+
+
+@pytest.mark.parametrize("value", [b" " * 100 + b"10", b"0" * 100 + b"10", b"10\xa0", b"ten"])
+@pytest.mark.parametrize("name", ["n", "layers"])
+def test_a_number_of_images_that_engines_may_read_otherwise_is_refused(
+    name: str, value: bytes
+) -> None:
+    with pytest.raises(BadRequest, match=f"{name} must be a whole number"):
+        form_cost((name, value))
 
 
 @given(st.text(max_size=200))
@@ -59,6 +69,31 @@ def test_each_character_of_a_speech_is_counted(text: str) -> None:
     cost = json_cost(SPEECH, input=text)
     assert cost.prompt == cost.most_prompt == 2 * len(text)
     assert cost.output <= cost.most_output == 3 * (len(text) + LONGEST_PAUSE_S)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds", "most"),
+    [
+        ({}, 2, 60),
+        ({"speed": 0.25}, 8, 60),
+        ({"speed": "0.25"}, 8, 60),
+        ({"speed": 4}, 2, 60),  # where its length is measured, it is shorter
+        ({"speed": 0}, 8, 60),
+        ({"speed": "fast"}, 2, 60),
+        ({"duration_seconds": 3600}, 3600, 3660),
+        ({"duration_seconds": 0.5}, 2, 61),
+        ({"duration_seconds": -5}, 2, 60),
+        ({"duration_seconds": "nan"}, 2, 60),
+        ({"duration_seconds": 1e300}, MAX_COUNT, MAX_COUNT + 60),
+    ],
+)
+def test_seconds_that_are_asked_for_are_reserved(
+    fields: dict[str, object], seconds: int, most: int
+) -> None:
+    cost = json_cost(SPEECH, input="x" * 30, **fields)
+    assert (cost.output, cost.most_output, cost.plausible_output) == (
+        3 * seconds, 3 * most, 3 * most,
+    )  # fmt: skip
 
 
 def test_a_speech_that_is_no_text_counts_its_bytes() -> None:

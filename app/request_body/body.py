@@ -111,7 +111,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
     name_ends: Sequence[int] | None = None
     # Offsets of the members' values, after a scan.
     spans: Spans | None = None
-    # What its members' names say; None after a scan.
+    # What its members' names say, where bodies with the same names share that.
     names: "MemberNames | None" = None
     # Of a form: the names of its parts, and the offsets of the model's name.
     parts: frozenset[str] = frozenset()
@@ -216,10 +216,8 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
             raise InvalidJson(str(LoneSurrogate(at))) from None
         raise InvalidJson(f"the body is not JSON: {error}") from None
     is_short = len(raw) <= MAX_SHORT
-    if is_short and len(members) <= MAX_CACHED_NAMES:
-        names = _cached_names(*members)
-    else:
-        names = MemberNames(members)
+    is_usual = is_short and len(members) <= MAX_CACHED_NAMES
+    names = _cached_names(*members) if is_usual else MemberNames(members)
     if names.may_repeat(raw, members):
         _scanned(raw)  # raises for the member that is repeated
     if not is_short:
@@ -227,7 +225,7 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
     model = _model_of(members)
     if names.misleading is not None:
         raise InvalidJson(names.misleading)
-    return ParsedBody(model, raw, members, names.odd, names=names)
+    return ParsedBody(model, raw, members, names.odd, names=names if is_usual else None)
 
 
 class MemberNames:

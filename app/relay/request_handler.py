@@ -29,7 +29,7 @@ from app.relay.stream import KeepAlive
 from app.request_body import (
     RESPONSES,
     SMALL_BYTES,
-    SPEECH,
+    STREAMED,
     BodyPlan,
     ParsedBody,
     is_form,
@@ -133,8 +133,7 @@ async def _serve(
         try:
             if request.output_bound is not None:
                 plan = plan_request(services, request, plan.body, plan.model)
-            # A stream of speech may be sound.
-            if bounds.keepalive_s and endpoint.label != SPEECH and plan.is_true("stream"):
+            if bounds.keepalive_s and endpoint.label in STREAMED and plan.is_true("stream"):
                 # Before lease and permit: a stream that waits for them is silent as well.
                 keep_alive = KeepAlive(request.exchange, bounds.keepalive_s)
             if endpoint.label == RESPONSES:

@@ -13,6 +13,9 @@ IMAGES = "/v1/images/generations"
 IMAGE_EDITS = "/v1/images/edits"
 SPEECH = "/v1/audio/speech"
 IN_UNITS = frozenset({IMAGES, IMAGE_EDITS, SPEECH})
+# Those whose answers are events where `stream` of a JSON body is true. Others ignore it, or may
+# answer with sound.
+STREAMED = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ async def answer_omni(
         return _file(fake, count, writer)
     image = {"b64_json": base64.b64encode(PNG).decode(), "url": None, "revised_prompt": None}
     answer = {"created": 1, "data": [image] * count, "output_format": "png", "size": "64x64"}
-    if not body.get("stream"):
+    if path == IMAGES or not body.get("stream"):  # only edits stream
         return fake.plain(writer, json.dumps(answer).encode())
     delta = {"object": "image.edit.chunk", "type": "ar_delta", "delta": "a cat", "index": 0}
     whole = {"object": "image.edit.chunk", "type": "image", **answer, "model": fake.model}

@@ -112,6 +112,17 @@ class TestImages:
         assert "256 are allowed" in answer.text
         assert not asked(fake)
 
+    async def test_answer_that_is_no_stream_is_not_kept_alive_as_one(
+        self, fake: Fake, tmp_path: Path
+    ) -> None:
+        server = {"sse_keepalive_s": 0.02}
+        async with serving_demo(tmp_path, fake.url, model=UNITS, server=server) as gateway:
+            fake.pace_s = 0.1
+            body = {"model": "demo", "prompt": "a cat", "stream": True}
+            answer = await gateway.client.post(IMAGES, json=body)
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.json()["data"][0]["b64_json"] == BASE64_PNG
+
     async def test_limit_counts_images(self, fake: Fake, tmp_path: Path) -> None:
         limits = {"default": {"tokens_per_minute": 2500}}
         async with serving_demo(tmp_path, fake.url, model=UNITS, limits=limits) as gateway:

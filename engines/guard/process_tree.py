@@ -5,7 +5,8 @@ import signal
 from dataclasses import dataclass
 
 KILL_TIMEOUT_S = 10.0  # killed processes vanish later only in uninterruptible sleep
-TRACKER_TIMEOUT_S = 3.0  # for resource trackers to clean up; they normally take a tenth of a second
+# For resource trackers to clean up: a tenth of a second as a rule, seconds on a busy machine.
+TRACKER_TIMEOUT_S = 8.0
 # A guardian reports within KILL_TIMEOUT_S after the grace of a stop; later than this it is stuck.
 GUARDIAN_SLACK_S = 15.0
 PR_SET_PDEATHSIG = 1  # prctl(2)

@@ -1,4 +1,4 @@
-"""Limits how often each key may change something: every change is a record of the audit.
+"""Limits how often each caller may change something: every change is a record of the audit.
 
 Nothing is dropped from the audit. A change beyond the limit is refused, so that no tenant can flood
 the record, however often it loads a model or makes and deletes a key.
@@ -20,7 +20,7 @@ _LIMIT = LimitSettings(requests_per_minute=PER_MINUTE)
 
 
 class ActLimiter:
-    """Counts the changes of each key but administrators', at this gateway."""
+    """Counts the changes of each caller but administrators, at this gateway."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = monotonic) -> None:
         self._metrics = metrics
@@ -28,14 +28,17 @@ class ActLimiter:
 
     def check(self, principal: Principal) -> None:
         """Count a change by a caller. Raises RateLimited."""
-        if principal.role is Role.ADMIN:
-            return
-        refusal = self._acts.refusal(principal.id, _LIMIT)
+        if principal.role is not Role.ADMIN:
+            self.check_id(principal.id)
+
+    def check_id(self, caller_id: str) -> None:
+        """Count a change by a caller who is no administrator. Raises RateLimited."""
+        refusal = self._acts.refusal(caller_id, _LIMIT)
         if refusal is None:
             return
         self._metrics.rate_limited.add((refusal.limit,))
         raise RateLimited(
-            f"this key may change something {PER_MINUTE} times a minute; "
+            f"this key or account may change something {PER_MINUTE} times a minute; "
             f"try again in {refusal.retry_after_s} s",
             refusal.limit,
             refusal.retry_after_s,

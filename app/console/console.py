@@ -161,6 +161,7 @@ class Console:
             self.secret,
             self.audit,
             self.metrics,
+            self.acts,
             self.root_path,
         )
 
@@ -244,7 +245,7 @@ class Console:
         if oidc is None or oidc.own_keys is None:
             return []
         return OwnKeyPages(
-            self._renderer, self.key_store, self.authenticator, oidc, oidc.own_keys
+            self._renderer, self.key_store, self.authenticator, oidc, oidc.own_keys, self.acts
         ).routers()
 
     def _owner_pages(self) -> OwnerPages:

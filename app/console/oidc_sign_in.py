@@ -16,9 +16,17 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Form, Request, Response
 
-from app.api import client_address, error_response
+from app.api import ActLimiter, client_address, error_response
 from app.audit import Action, Actor, AuditRecord, AuditTrail
-from app.auth.oidc import Attempt, PersonSessions, RelyingParty, SignInFailed, SignInRefused
+from app.auth import Role
+from app.auth.oidc import (
+    Attempt,
+    PersonSessions,
+    RelyingParty,
+    SignedIn,
+    SignInFailed,
+    SignInRefused,
+)
 from app.console.next_path import next_path
 from app.console.rendering import HEADERS, Renderer
 from app.console.session import seal, unseal
@@ -68,6 +76,7 @@ class OidcSignIn:
     secret: SharedSecret
     audit: AuditTrail
     metrics: Metrics
+    acts: ActLimiter
     # Stands before the paths that a browser knows.
     root_path: str
     now: Callable[[], float] = time.time
@@ -103,12 +112,9 @@ class OidcSignIn:
             message = "This sign-in was not begun in this browser, or too long ago. Start again."
             return self._fault(request, message, 400)
         try:
-            signed_in = await self.party.finish(sealed.attempt, request.query_params.multi_items())
+            signed_in = await self._person(request, sealed.attempt)
             cookie, lifetime_s = await self.sign_in.begin_of_person(signed_in)
         except SignInRefused as error:
-            await self._record(
-                request, error.person_id, None, Action.SESSION_REFUSE, claim=error.claim
-            )
             return self._fault(request, str(error), 403, sealed.next_path)
         except SignInFailed as error:
             return self._fault(request, str(error), 401, sealed.next_path)
@@ -125,6 +131,23 @@ class OidcSignIn:
         )
         self._forget_attempt(response)
         return response
+
+    async def _person(self, request: Request, attempt: Attempt) -> SignedIn:
+        """Return who has signed in; one who is refused is a record of the audit.
+
+        Raises SignInFailed, SignInRefused and RateLimited.
+        """
+        try:
+            signed_in = await self.party.finish(attempt, request.query_params.multi_items())
+        except SignInRefused as error:
+            self.acts.check_id(error.person_id)
+            await self._record(
+                request, error.person_id, None, Action.SESSION_REFUSE, claim=error.claim
+            )
+            raise
+        if signed_in.person.role is not Role.ADMIN:
+            self.acts.check_id(signed_in.person.id)
+        return signed_in
 
     async def sign_out_page(self, request: Request) -> Response | None:
         """End the session of a person; return what leads to the provider to end its session, too.

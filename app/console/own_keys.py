@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api import client_address
+from app.api import ActLimiter, client_address
 from app.audit import Actor
 from app.auth import Authenticator, KeyFields, KeyStore, Name, ShownKey, ShownNewKey
 from app.console.keys import state_of
@@ -40,6 +40,7 @@ class OwnKeyPages:
     authenticator: Authenticator
     oidc: OidcSettings
     bounds: OwnKeysSettings
+    acts: ActLimiter
 
     async def show(self, request: Request) -> Response:
         """The keys of the person, and the form of a new one."""
@@ -56,15 +57,21 @@ class OwnKeyPages:
         )
 
     async def create(self, chosen: OwnKey, request: Request) -> ShownNewKey:
-        """Make a key; only this response has its secret. Raises PermissionDenied."""
+        """Make a key; only this response has its secret.
+
+        Raises PermissionDenied and RateLimited.
+        """
         visitor = visitor_of(request)
+        self.acts.check(visitor.principal)
         store = self._store_of(request, visitor)
         key, made = await store.create(self._fields(chosen, visitor))
         return ShownNewKey.with_secret(key, made, self.authenticator.default_limits)
 
     async def delete(self, key_id: str, request: Request) -> Response:
-        """Delete a key of the person, and end its requests."""
-        await self._store_of(request, visitor_of(request)).delete(key_id, now=True)
+        """Delete a key of the person, and end its requests. Raises RateLimited."""
+        visitor = visitor_of(request)
+        self.acts.check(visitor.principal)
+        await self._store_of(request, visitor).delete(key_id, now=True)
         await self.authenticator.poll()
         return Response(status_code=204)
 

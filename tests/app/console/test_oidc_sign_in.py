@@ -15,9 +15,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from app.api import act_limits
+from app.api.act_limits import BURST_S
 from app.auth.tokens import provider as provider_module
 from app.auth.tokens import provider_fetch
 from app.auth.validation import OwnerFields
+from app.settings import LimitSettings
 from tests.app.console.visits import SAME_ORIGIN
 from tests.fakes.identity_provider import SigningKey
 from tests.fakes.openid_provider import CLIENT_ID, SECRET, OpenIdProvider
@@ -143,6 +146,25 @@ async def actions(gateway: Gateway) -> list[tuple[str, str, Any]]:
 
 
 # Who gets a session
+
+
+@pytest.mark.parametrize(("groups", "action"), [("others", "refuse"), ("users", "sign_in")])
+async def test_no_account_floods_the_audit(
+    gateway: Gateway,
+    visit: Visit,
+    provider: OpenIdProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    action: str,
+) -> None:
+    monkeypatch.setattr(act_limits, "_LIMIT", LimitSettings(requests_per_minute=1))
+    allowed, subject = int(BURST_S / 60), f"flood-{action}"
+    for number in range(allowed + 2):
+        response = await visit.sign_in(provider, groups=groups, subject=subject)
+        assert (response.status_code == 429) is (number >= allowed), response.text
+    assert "try again in" in fault(response)
+    found = [one for one in await actions(gateway) if one[0] == f"sso:{subject}"]
+    assert [one[1] for one in found] == [f"session.{action}"] * allowed
 
 
 @pytest.mark.parametrize(
@@ -285,7 +307,7 @@ async def test_sign_out_ends_the_session_everywhere_and_leads_to_the_provider(
 async def test_session_ends_after_its_time(
     fake: Fake, provider: OpenIdProvider, tmp_path: Path
 ) -> None:
-    console = {"oidc": oidc(provider, session_hours=0.0001)}
+    console = {"oidc": oidc(provider, session_hours=1e-7)}
     async with (
         serving_demo(tmp_path, fake.url, console=console) as gateway,
         visiting(gateway) as visit,

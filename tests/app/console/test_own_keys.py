@@ -7,7 +7,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from app.api import act_limits
+from app.api.act_limits import BURST_S
 from app.auth import KeyFields
+from app.settings import LimitSettings
 from tests.app.console.test_oidc_sign_in import (
     Visit,
     actions,
@@ -119,6 +122,21 @@ async def test_budget_is_the_smaller_one_and_keys_are_counted(
         third = await make(visit, name="third")
         assert third.status_code == 400
         assert "as many keys as there may be" in third.text
+
+
+async def test_a_person_makes_no_flood_of_keys(
+    gateway: Gateway, provider: OpenIdProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with visiting(gateway) as visit:
+        await enter(visit, provider, "gus", "users")
+        monkeypatch.setattr(act_limits, "_LIMIT", LimitSettings(requests_per_minute=1))
+        statuses: list[int] = []
+        while len(statuses) < 30 and 429 not in statuses:
+            made = await make(visit)
+            deleted = await visit.client.delete(f"{API}/{made.json().get('id')}")
+            statuses += [made.status_code, deleted.status_code]
+        assert 429 in statuses
+        assert statuses.index(429) < BURST_S / 60
 
 
 async def test_only_keys_of_the_person_are_seen_and_deleted(

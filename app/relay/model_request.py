@@ -124,7 +124,10 @@ class ModelRequest(msgspec.Struct, eq=False):
                     attempts.note_broken(replica)
                 return interrupted
             except (Truncated, EngineFailed):
-                attempts.note_broken(replica)
+                if result.status is not None and result.status >= 500:
+                    attempts.note_answer(replica, result.status)  # a page of a proxy
+                else:
+                    attempts.note_broken(replica)
                 raise
             else:
                 if replica.health is not None or result.status in FAULTS:

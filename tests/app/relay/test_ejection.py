@@ -102,6 +102,16 @@ async def test_faults_of_requests_take_no_engine_out(tmp_path: Path, clock: list
         assert all(posts(fake) == 20 for fake in fakes)
 
 
+async def test_pages_of_a_proxy_that_tell_of_load_take_no_engine_out(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    async with serving(tmp_path) as (gateway, _):
+        assert set(await ask(gateway, 30, fake="text:503")) == {502}
+        assert not any(await ejected(gateway))
+        assert set(await ask(gateway, 30, fake="text:502")) == {502}
+        assert sum(await ejected(gateway)) == 1
+
+
 async def test_an_engine_that_serves_others_stays_in(tmp_path: Path, clock: list[float]) -> None:
     async with serving(tmp_path, count=2) as (gateway, fakes):
         for _ in range(20):

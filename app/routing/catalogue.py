@@ -276,13 +276,18 @@ class Catalogue:
 
 
 def _with_present_targets(model: Model, present: Mapping[str, Model]) -> Model:
-    """Return a model whose split has only present models, and their replicas if it has none."""
+    """Return a model whose split has only present models.
+
+    If it has no engines its replicas are those of the models with a share, to tell its state: its
+    requests are sent by the rules of these models, and not by its own.
+    """
     if not model.split:
         return model
     split = tuple(target for target in model.split if target.model in present)
     if not model.engineless:
         return replace(model, split=split)
-    replicas = (replica for target in split for replica in present[target.model].replicas)
+    having_share = [present[target.model] for target in split if target.weight]
+    replicas = (replica for model in having_share for replica in model.replicas)
     return replace(model, split=split, replicas=tuple(dict.fromkeys(replicas)))
 
 

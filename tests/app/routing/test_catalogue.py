@@ -9,6 +9,7 @@ import pytest
 from app.errors import ModelNotFound
 from app.routing.catalogue import Catalogue, Model
 from app.routing.replica import Replica
+from app.settings import SplitTarget
 from engines.adapters import AdapterPhase, AdapterState
 from engines.base import EngineFacts, EngineState
 from tests.app.routing.fakes import FakeEngine
@@ -217,3 +218,13 @@ class TestReplica:
     def test_replicas_compare_by_identity(self) -> None:
         engine = FakeEngine()
         assert Replica(engine, "demo") != Replica(engine, "demo")
+
+
+def test_split_without_engines_has_none_of_a_model_without_a_share() -> None:
+    """What it would send there would be served without that model's rules, limits and price."""
+    paused = model("paused")
+    split = (SplitTarget(model="absent", weight=1), SplitTarget(model="paused", weight=0))
+    catalogue = Catalogue([paused, Model("chat", (), (), split=split, engineless=True)])
+    chat = catalogue.get("chat")
+    assert chat is not None
+    assert chat.replicas == ()

@@ -62,8 +62,7 @@ def _speech(body: ParsedBody, rewrite: Rewrite, units: UnitSettings) -> Cost:
     prompt = characters * units.character
     # Sound effects have any length, whatever their text.
     asked = ceil(_positive(rewrite.value(body, "duration_seconds")) or 0)
-    stated = number_of(rewrite.value(body, "speed"))
-    speed = 1.0 if stated is None else min(max(stated, SLOWEST), 1.0)
+    speed = min(max(_positive(rewrite.value(body, "speed")) or 1.0, SLOWEST), 1.0)
     seconds = max(ceil(characters / (CHARACTERS_PER_SECOND * speed)), asked)
     most = (characters + LONGEST_PAUSE_S + asked) * units.second
     return Cost(

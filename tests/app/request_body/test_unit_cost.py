@@ -78,8 +78,10 @@ def test_each_character_of_a_speech_is_counted(text: str) -> None:
         ({"speed": 0.25}, 8, 60),
         ({"speed": "0.25"}, 8, 60),
         ({"speed": 4}, 2, 60),  # where its length is measured, it is shorter
-        ({"speed": 0}, 8, 60),
+        ({"speed": 0.001}, 8, 60),
         ({"speed": "fast"}, 2, 60),
+        ({"speed": "nan"}, 2, 60),
+        ({"speed": "inf"}, 2, 60),
         ({"duration_seconds": 3600}, 3600, 3660),
         ({"duration_seconds": 0.5}, 2, 61),
         ({"duration_seconds": -5}, 2, 60),

@@ -4,6 +4,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,18 +44,24 @@ class ConfigurationFile:
         Owner, group and mode stay. A file that others have changed since stays as well.
         """
         found = self._writable()
-        present = self.read()
-        if present.digest != digest:
-            raise self._refused("has changed since this page was opened: open it again")
+        present = self._read_same(digest)
         backup = self.path.with_name(self.path.name + BACKUP)
         try:
-            _write(backup, present.text, found)
-            _write(self.path, text, found)
+            _write(backup, present.text, found, lambda: None)
+            # Writing takes a moment, in which an editor may have saved the file.
+            _write(self.path, text, found, lambda: self._read_same(digest))
         except OSError as error:
             raise self._refused(
                 f"cannot be replaced: {error.strerror}; its directory must be writable, and the "
                 "file not mounted by itself"
             ) from None
+
+    def _read_same(self, digest: str) -> FileText:
+        """Return the text of a digest."""
+        present = self.read()
+        if present.digest != digest:
+            raise self._refused("has changed since this page was opened: open it again")
+        return present
 
     def _writable(self) -> os.stat_result:
         try:
@@ -75,8 +82,11 @@ class ConfigurationFile:
         return EditRefused(f"{self.path} {reason}")
 
 
-def _write(path: Path, text: str, like: os.stat_result) -> None:
-    """Replace a file in one step, with the owner and the mode of another. Raises OSError."""
+def _write(path: Path, text: str, like: os.stat_result, check: Callable[[], object]) -> None:
+    """Replace a file in one step, with the owner and the mode of another.
+
+    `check` is called right before, and may raise EditRefused. Raises OSError.
+    """
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as made:
@@ -86,8 +96,9 @@ def _write(path: Path, text: str, like: os.stat_result) -> None:
             os.fchmod(made.fileno(), stat.S_IMODE(like.st_mode))
             made.flush()
             os.fsync(made.fileno())
+            check()
             Path(made.name).replace(path)
-        except OSError:
+        except (OSError, EditRefused):
             Path(made.name).unlink(missing_ok=True)
             raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -241,7 +241,8 @@ def _unset(item: str, root: yaml.Node, place: Place) -> str:
     number = next(n for n, (_, value) in enumerate(parent.value) if value is known[-1])
     key, value = parent.value[number]
     begin = key.start_mark.index
-    if number == 0:  # beside the dash or the bracket
+    own_line = not item[:begin].rpartition("\n")[2].strip()
+    if number == 0 and (parent.flow_style or not own_line):  # beside the dash or the bracket
         return item[:begin] + item[parent.value[1][0].start_mark.index :]
     if parent.flow_style:
         return item[: _end_mark(parent.value[number - 1][1]).index] + item[_end_mark(value).index :]

@@ -37,6 +37,28 @@ def test_a_file_that_has_changed_since_stays(file: ConfigurationFile) -> None:
     assert file.path.read_text() == "changed: 1\n"
 
 
+@pytest.mark.parametrize("write", [1, 2])
+def test_a_file_that_an_editor_saves_meanwhile_stays(
+    file: ConfigurationFile, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
+    """While the copy is written, or the new text."""
+    written = 0
+
+    def save(*_: int) -> None:
+        nonlocal written
+        written += 1
+        if written == write:
+            file.path.write_text("saved: 1\n")
+
+    digest = file.read().digest
+    monkeypatch.setattr(os, "fchmod", save)
+    with pytest.raises(EditRefused, match="has changed since this page was opened"):
+        file.replace(NEW, digest)
+    assert file.path.read_text() == "saved: 1\n"
+    backup = file.path.with_name("gateway.yaml.bak")
+    assert sorted(one.name for one in file.path.parent.iterdir()) == [file.path.name, backup.name]
+
+
 def test_a_link_is_not_replaced(file: ConfigurationFile) -> None:
     """Kubernetes mounts a ConfigMap as links."""
     link = file.path.with_name("link.yaml")

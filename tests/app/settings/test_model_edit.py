@@ -64,6 +64,15 @@ class TestChange:
             "+        model: var/other   # where it is",
         ]
 
+    def test_comments_of_the_next_setting_stay(self) -> None:
+        """The first of a mapping goes, and what is said of the second stays."""
+        text = FILE.replace(
+            "        env: {HF_TOKEN: secret}\n",
+            "        env:\n          A: 1  # one\n          # of B\n          B: 2\n",
+        )
+        new = change_model(text, "a", {("engines", 0, "env", "A"): UNSET})
+        assert differing(text, new) == ["-          A: 1  # one"]
+
     def test_new_settings_of_a_model_come_before_its_engines(self) -> None:
         changes: Changes = {
             ("load",): "on_demand",

@@ -5,6 +5,7 @@ is kept here in between: an `Attempt` travels in a sealed cookie, so that any ga
 can finish what another one has begun.
 """
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -47,6 +48,9 @@ from app.settings import OidcSettings
 MAX_ID_TOKEN = 65_536
 # Longest ID token that is kept for the sign-out: it becomes a part of an address.
 MAX_HINT = 4096
+# Codes that are exchanged at once. Whoever begins a sign-in can bring any code back, without an
+# account, and each is a connection to the provider.
+MAX_EXCHANGES = 16
 _CODE = re.compile(r"[a-z_]{1,40}")
 
 
@@ -92,6 +96,7 @@ class RelyingParty:
         self._now = now
         self._discovery = DiscoveryFetch(settings)
         self._provider = IdentityProvider(settings, self._discovery, on_keys=_ignore)
+        self._exchanges = asyncio.Semaphore(MAX_EXCHANGES)
 
     async def begin(self, redirect_uri: str) -> tuple[str, Attempt]:
         """Return the provider's address for a sign-in. Raises SignInFailed if it is down."""
@@ -125,8 +130,11 @@ class RelyingParty:
             raise SignInFailed("The answer is of another identity provider. Start again.")
         if "error" in values or not values.get("code"):
             raise SignInFailed(f"The identity provider refused{_reason(values)}.")
-        tokens = await self._exchange(endpoints, attempt, values["code"])
-        return await self._signed_in(endpoints, attempt, tokens)
+        if self._exchanges.locked():
+            raise SignInFailed("Too many people sign in now. Try again in a moment.")
+        async with self._exchanges:
+            tokens = await self._exchange(endpoints, attempt, values["code"])
+            return await self._signed_in(endpoints, attempt, tokens)
 
     def sign_out_url(self, hint: str | None, return_to: str) -> str | None:
         """Return the address that ends the session at the provider; None: it has none.

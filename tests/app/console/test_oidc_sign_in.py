@@ -1,5 +1,6 @@
 """Sign-in by an identity provider, as a browser makes it: who gets a session, and who does not."""
 
+import asyncio
 import base64
 import html
 import json
@@ -17,6 +18,7 @@ import pytest_asyncio
 
 from app.api import act_limits
 from app.api.act_limits import BURST_S
+from app.auth.oidc import relying_party
 from app.auth.tokens import provider as provider_module
 from app.auth.tokens import provider_fetch
 from app.auth.validation import OwnerFields
@@ -146,6 +148,33 @@ async def actions(gateway: Gateway) -> list[tuple[str, str, Any]]:
 
 
 # Who gets a session
+
+
+async def test_codes_without_an_account_open_no_flood_of_connections(
+    gateway: Gateway, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, free = 0, asyncio.Event()
+
+    async def wait(*_: object, **__: object) -> tuple[int, bytes]:
+        nonlocal asked
+        asked += 1
+        await free.wait()
+        return 400, b"{}"
+
+    state = httpx.URL(await visit.begin()).params["state"]
+    monkeypatch.setattr(relying_party, "send", wait)
+    cookies = dict(visit.client.cookies)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        for _ in range(relying_party.MAX_EXCHANGES):
+            tasks.create_task(visit.finish({"state": state, "code": "any"}))
+        while asked < relying_party.MAX_EXCHANGES:
+            await asyncio.sleep(0.01)
+        async with visiting(gateway) as another:
+            another.client.cookies.update(cookies)
+            response = await another.finish({"state": state, "code": "any"})
+        free.set()
+    assert fault(response).startswith("Too many people")
+    assert asked == relying_party.MAX_EXCHANGES
 
 
 @pytest.mark.parametrize(("groups", "action"), [("others", "refuse"), ("users", "sign_in")])

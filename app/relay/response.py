@@ -9,7 +9,7 @@ from app.relay.engine_errors import translate_error, with_own_count
 from app.relay.reasoning_field import with_reasoning_content
 from app.relay.request_context import RequestContext
 from app.relay.stream_errors import engine_error_event, error_event
-from app.request_body import pcm_rate
+from app.request_body import SPEECH, pcm_rate
 from app.usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
@@ -96,9 +96,12 @@ async def forward_plain(
     error with a status: raises GatewayError and NotRouted. A larger one (a batch of embeddings,
     images) and sound are forwarded as they arrive: raises Truncated.
     """
-    exchange, status = request.exchange, response.status
-    content_type = dict(headers).get(b"content-type", b"")
-    most = AUDIO_HEAD_BYTES if content_type.startswith(AUDIO) and status < 300 else WHOLE_BYTES
+    exchange, status, most = request.exchange, response.status, WHOLE_BYTES
+    content_type = b""
+    if request.endpoint.label == SPEECH:
+        content_type = dict(headers).get(b"content-type", b"")
+        if content_type.startswith(AUDIO) and status < 300:
+            most = AUDIO_HEAD_BYTES
     try:
         body = response.take()
         while not (ended := response.ended) and len(body) <= most:

@@ -20,7 +20,15 @@ from app.request_body.body import (
 from app.request_body.body_memory import SMALL_BYTES, BodyMemory, BodyMemoryBounds, HeldBody
 from app.request_body.cache_salts import CacheSalts
 from app.request_body.content_coding import JsonText, decoder_of
-from app.request_body.endpoint import BATCH, CHAT, COMPLETIONS, RESPONSES, STREAMED, Endpoint
+from app.request_body.endpoint import (
+    BATCH,
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    SPEECH,
+    STREAMED,
+    Endpoint,
+)
 from app.request_body.field_rules import FieldRuleCache
 from app.request_body.form_scan import Part as FormPart
 from app.request_body.form_scan import scan_form
@@ -40,6 +48,7 @@ __all__ = [
     "RESPONSES",
     "SLICE_BYTES",
     "SMALL_BYTES",
+    "SPEECH",
     "STREAMED",
     "BodyMemory",
     "BodyMemoryBounds",

@@ -74,9 +74,10 @@ SHORT_NAMES = frozenset(
     {
         "model", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens",
         "max_output_tokens", "cache_salt", "encoding_format", "store", "background",
-        "previous_response_id", "echo", "frequency_penalty", "include_reasoning",
-        "include_stop_str_in_output", "logprobs", "min_tokens", "presence_penalty",
-        "prompt_logprobs", "return_token_ids", "seed", "temperature", "thinking_token_budget",
+        "previous_response_id", "duration_seconds", "echo", "frequency_penalty",
+        "include_reasoning", "include_stop_str_in_output", "layers", "logprobs", "min_tokens",
+        "presence_penalty", "prompt_logprobs", "return_token_ids", "sample_rate", "seed", "speed",
+        "temperature", "thinking_token_budget",
         "top_logprobs", "truncate_prompt_tokens", "use_beam_search",
     }
 )  # fmt: skip

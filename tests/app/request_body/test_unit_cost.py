@@ -98,6 +98,12 @@ def test_seconds_that_are_asked_for_are_reserved(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["n", "layers", "speed", "duration_seconds", "sample_rate"])
+def test_a_long_number_is_refused_and_not_parsed(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"{name} has over"):
+        json_cost(SPEECH, **{name: "9" * 9000})
+
+
 def test_a_speech_that_is_no_text_counts_its_bytes() -> None:
     assert json_cost(SPEECH, input=["a", "b"]).prompt == 2 * len('["a","b"]')
     assert json_cost(SPEECH).prompt == 0

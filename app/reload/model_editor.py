@@ -208,10 +208,17 @@ class ModelEditor:
         )
 
     def _settings(self, text: str, name: str | None) -> dict[str, str] | None:
-        """Return the settings of a model for the audit, without defaults and secrets."""
+        """Return the settings of a model for the audit, without defaults and secrets.
+
+        None, too, of a file that is not valid: the edit mends it.
+        """
         if name is None:
             return None
-        model = self._load(text).models[list(model_names(text)).index(name)]
+        try:
+            settings = self._load(text)
+        except ConfigError:
+            return None
+        model = settings.models[list(model_names(text)).index(name)]
         shown = model_in_force(model).settings
         return {one.path: one.text or "hidden" for one in shown if one.changed}
 

@@ -182,6 +182,19 @@ async def test_an_edit_is_in_the_audit_with_what_it_changes(
     assert "canary" not in repr(found)
 
 
+async def test_a_fault_in_the_file_is_mended(
+    served: EditableGateway, admin: httpx.AsyncClient
+) -> None:
+    """The file is not valid until the edit has been made."""
+    served.file.write_text(served.text.replace("load: on_demand", "load: often"))
+    page = await outcome(admin, await send(admin, "apply", "own", load="on_demand"))
+    assert "own is in force" in page
+    assert "load: on_demand" in served.text
+    found = await request_as_root("/admin/audit", served.gateway, "GET", "?limit=10")
+    edit = next(one for one in found["data"] if one["action"] == "configuration.edit")
+    assert edit["target"] == "own"
+
+
 async def test_a_file_that_has_changed_since_is_not_overwritten(
     served: EditableGateway, admin: httpx.AsyncClient
 ) -> None:

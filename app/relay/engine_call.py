@@ -100,6 +100,7 @@ class CallResult(msgspec.Struct):
     fingerprint: str | None = None
     started: bool = False  # a part of the response has been sent to the client
     complete: bool = False  # all of it has
+    failed: bool = False  # it is a stream in which the engine reports its failure
     bytes_out: int = 0
     bytes_per_second: int = 0  # of speech, where its bytes tell how long it is
     # One for the whole stream, whatever engines it comes from.

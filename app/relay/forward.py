@@ -119,6 +119,7 @@ async def _forward_stream(
         result.usage = meter.usage
         result.events = meter.events
         result.fingerprint = meter.fingerprint
+        result.failed = stream.failed
         if meter.events:
             # Text only: a client is not charged for the comments that it got while it waited.
             bytes_out = exchange.bytes_out - exchange.comment_bytes

@@ -130,7 +130,9 @@ class ModelRequest(msgspec.Struct, eq=False):
                     attempts.note_broken(replica)
                 raise
             else:
-                if replica.health is not None or result.status in FAULTS:
+                if result.failed:
+                    attempts.note_broken(replica)
+                elif replica.health is not None or result.status in FAULTS:
                     attempts.note_answer(replica, result.status)
                 if result.fingerprint is not None:
                     replica.fingerprint = result.fingerprint or replica.fingerprint

@@ -12,7 +12,7 @@ from time import perf_counter
 from app.asgi import ClientExchange, ClientStalled, Headers
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
-from app.relay.stream_errors import reports_error
+from app.relay.stream_errors import reports_error, reports_refusal
 from app.sse import COMMENT, ends_stream, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
@@ -49,6 +49,7 @@ class EventStream:
         self._meter = meter
         self._latency = latency
         self._recording = recording
+        self.failed = False  # the engine has reported a failure of its own in it
         self._held = b""  # the beginning of an event that is not complete
         self._last = 0.0  # when the last chunk was sent
 
@@ -134,6 +135,7 @@ class EventStream:
         if reports_error(data):
             request = self._request
             request.fault, request.error = ENGINE_ERROR_FAULT, ENGINE_ERROR
+            self.failed = not reports_refusal(data)
             log.warning("%s", ENGINE_ERROR_FAULT, extra=request.log_fields)
 
 

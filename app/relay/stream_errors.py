@@ -20,6 +20,8 @@ _ENGINE_ERROR = re.compile(
     rb'^(?:data: ?\{"error"|event: ?(?:error|response\.failed|speech\.audio\.error)\r?$)',
     re.MULTILINE,
 )
+# It refuses the request: vLLM's code, or a type of OpenAI's or Anthropic's.
+_REFUSAL = re.compile(rb'"code": ?4[0-9]{2}\b|"(?:invalid_request_error|BadRequestError)"')
 # The quotes of a model's text are escaped.
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number": ?([0-9]{1,15})')
 
@@ -46,6 +48,11 @@ _engine_error = msgspec.json.Decoder(_EngineErrorBody)
 def reports_error(events: bytes) -> bool:
     """Return whether an error of an engine is among these events."""
     return _ENGINE_ERROR.search(events) is not None
+
+
+def reports_refusal(events: bytes) -> bool:
+    """Return whether an error among these events is of the request's making."""
+    return _REFUSAL.search(events) is not None
 
 
 def error_event(error: GatewayError, request: RequestContext) -> bytes:

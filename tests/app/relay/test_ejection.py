@@ -95,6 +95,17 @@ async def test_broken_streams_count_as_failures(
         assert posts(fakes[0]) == 5
 
 
+async def test_streams_with_an_error_of_the_engine_count_as_failures(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """vLLM has sent status 200 when a stream fails, even before its first token."""
+    async with serving(tmp_path) as (gateway, fakes):
+        fakes[0].fault = "error_event"
+        assert set(await ask(gateway, 30, stream=True)) == {200}
+        assert posts(fakes[0]) == 5
+        assert await ejected(gateway) == [True, False, False]
+
+
 async def test_faults_of_requests_take_no_engine_out(tmp_path: Path, clock: list[float]) -> None:
     async with serving(tmp_path) as (gateway, fakes):
         assert set(await ask(gateway, 30, fake="status:400")) == {400}

@@ -7,7 +7,12 @@ import pytest
 
 from app.errors import EngineFailed
 from app.relay.request_context import RequestContext
-from app.relay.stream_errors import engine_error_event, error_event, reports_error
+from app.relay.stream_errors import (
+    engine_error_event,
+    error_event,
+    reports_error,
+    reports_refusal,
+)
 from app.request_body import Endpoint
 from app.telemetry import RequestTimeline
 from tests.app.raw import answers, asking, connected, request
@@ -99,6 +104,21 @@ class TestReportsError:
     )
     def test_text_about_errors_is_none(self, events: bytes) -> None:
         assert not reports_error(events)
+
+    @pytest.mark.parametrize(
+        ("error", "refused"),
+        [
+            (b'{"message":"x","type":"BadRequestError","param":null,"code":400}', True),
+            (b'{"message": "x", "code": 422}', True),
+            (b'{"type":"invalid_request_error","message":"x"}', True),
+            (b'{"message":"x","type":"InternalServerError","code":500}', False),
+            (b'{"message":"said \\"code\\": 400","code":500}', False),
+            (b'{"message":"x","code":4000}', False),
+            (b'{"message":"x"}', False),
+        ],
+    )
+    def test_refusals_are_told_from_failures(self, error: bytes, refused: bool) -> None:
+        assert reports_refusal(b'data: {"error": %b}\n\n' % error) is refused
 
 
 @pytest.mark.parametrize("verb", ["die:3", "die_in_event", "bad_chunk"])

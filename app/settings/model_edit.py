@@ -108,7 +108,8 @@ def model_text(text: str, name: str, shows: Callable[[Place, object], bool]) -> 
     item = _text_of(models, models.items[number])
     places: list[tuple[int, int]] = []
     _collect_hidden(_root(item), (), shows, places)
-    for start, end in sorted(places, reverse=True):
+    # A node with an anchor is at several places.
+    for start, end in sorted(set(places), reverse=True):
         hidden = item[start:end]
         item = f"{item[:start]}…{_line_end(item) if hidden.endswith(chr(10)) else ''}{item[end:]}"
     return item

@@ -74,6 +74,8 @@ class PersonSessions:
         # A session holds under the settings under which it has begun.
         self._terms = digest(settings.model_dump_json().encode())
         self._cached: OrderedDict[bytes, _Cached] = OrderedDict()
+        # How often sessions have been ended here: what was read before is not kept.
+        self._ends = 0
 
     async def begin(self, signed_in: SignedIn) -> tuple[bytes, int]:
         """Begin a session; return its token, and its end in seconds since 1970.
@@ -120,13 +122,15 @@ class PersonSessions:
 
     async def end(self, token: bytes) -> str | None:
         """End a session; return its ID token, if it was kept. Raises ServiceUnavailable."""
-        self._cached.pop(token, None)
         ended = delete(person_sessions).where(_COLUMNS.id == digest(token))
         try:
             async with self._database.write() as connection:
                 hint = await connection.scalar(ended.returning(_COLUMNS.id_token))
         except DatabaseError:
             raise _unavailable() from None
+        finally:
+            self._ends += 1
+            self._cached.pop(token, None)
         return hint if isinstance(hint, str) else None
 
     async def end_all(self, notice: LogoutNotice) -> list[str]:
@@ -144,14 +148,14 @@ class PersonSessions:
             unnamed = _COLUMNS.provider_session.is_(None)
             named.append(same if notice.subject is None else or_(same, unnamed))
         ended = delete(person_sessions).where(and_(*named))
-        self._cached.clear()
         try:
             async with self._database.write() as connection:
                 found = await connection.scalars(ended.returning(_COLUMNS.person))
                 people = sorted(set(found))
         except DatabaseError:
             raise _unavailable() from None
-        self._cached.clear()  # what was read meanwhile
+        self._ends += 1
+        self._cached.clear()
         return people
 
     async def run(self) -> None:
@@ -164,7 +168,7 @@ class PersonSessions:
 
     async def _read(self, token: bytes) -> _Cached | None:
         """Return a session with the record of its owner. Raises DatabaseError."""
-        read_at = self._monotonic()
+        read_at, ends = self._monotonic(), self._ends
         query = select(person_sessions).where(
             _COLUMNS.id == digest(token), _COLUMNS.terms == self._terms
         )
@@ -175,6 +179,8 @@ class PersonSessions:
         owners = await self._owners.records([row.owner])
         principal = replace(self._principal(row), owner=owners.get(row.owner))
         cached = _Cached(PersonSession(principal, row.name, row.expires_ms / 1000), read_at)
+        if ends != self._ends:
+            return cached
         self._cached[token] = cached
         self._cached.move_to_end(token)
         if len(self._cached) > CACHE_SIZE:

@@ -189,6 +189,15 @@ def test_values_that_are_not_shown_are_left_out() -> None:
     assert "text" not in model_text(FILE, "b", lambda place, _: place[-1] == "name")
 
 
+def test_a_value_with_several_places_is_left_out_once() -> None:
+    text = (
+        "models:\n- name: a\n  engines:\n"
+        "  - {kind: remote, env: &e {T: secret}, more: *e}\n  policy: least\n"
+    )
+    shown = model_text(text, "a", lambda place, _: place[-1] in ("name", "kind", "policy"))
+    assert shown == text.removeprefix("models:\n").replace("secret", "…")
+
+
 # Files of any layout
 
 _WORDS = st.sampled_from(["plain", "two words", "off", "1", "a: b", "#no", "it's", "é", "[x]", ""])

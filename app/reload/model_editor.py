@@ -178,7 +178,12 @@ class ModelEditor:
         finally:
             if run.fault:
                 run.fault = f"{run.fault}\n{await self._restore(old, new)}"
-                log.error("edit of model %s: %s", run.edit.name, run.fault.replace("\n", "; "))
+                log.error(
+                    "edit of model %s: %s",
+                    run.edit.name,
+                    run.fault.replace("\n", "; "),
+                    extra={"model": run.edit.name},
+                )
             run.done = True
 
     async def _restore(self, old: str, new: str) -> str:

@@ -115,7 +115,8 @@ def test_every_fault_is_reported() -> None:
     [
         (
             {"role": "clint"},
-            "role: must be client, auditor, manager or admin; did you mean client?",
+            "role: must be client, owner_manager, operator, auditor, manager or admin; "
+            "did you mean client?",
         ),
         ({"weight": "many"}, "weight: must be a whole number"),
         ({"name": "x" * 500}, "name: is longer than 200 characters"),

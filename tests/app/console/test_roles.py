@@ -26,6 +26,7 @@ MAY_SEE = {
     "usage": READERS | OF_KEYS,
     "configuration": {Role.ADMIN},
     "account": {Role.CLIENT},
+    "own_keys": set(),  # people who signed in at a provider (test_own_keys.py)
 }
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

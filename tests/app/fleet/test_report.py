@@ -93,6 +93,7 @@ def test_model_row() -> None:
         "loading": None,
         "last_error": None,
         "parent": None,
+        "split": [],
     }
 
 

@@ -27,6 +27,7 @@ _KINDS = {
     "model": "Models",
     "engine": "Engines",
     "request": "Requests",
+    "capture": "Captures",
     "configuration": "Configuration",
     "logs": "Log levels",
     "session": "Sessions",

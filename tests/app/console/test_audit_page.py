@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from app.audit import Actor, AuditRecord
+from app.audit import Action, Actor, AuditRecord
 from app.console import audit_page
 from tests.app.console.visits import new_key, visiting
 from tests.gateway import KEY, Gateway, demo_gateway
@@ -34,6 +34,12 @@ async def test_a_record_has_who_when_where_and_what_differs(
     assert "127.0.0.1" in page
     assert re.search(r'<time datetime="[^"]+" title="[^"]+ UTC">\d+ s ago</time>', page)
     assert key["key"] not in page
+
+
+async def test_every_kind_of_action_is_a_filter(admin: httpx.AsyncClient) -> None:
+    page = await read(admin)
+    for kind in {action.partition(".")[0] for action in Action}:
+        assert re.search(rf'action={kind}[&"]', page), kind
 
 
 async def test_filters_are_chips_that_keep_each_other(admin: httpx.AsyncClient) -> None:

@@ -87,7 +87,7 @@ def check(
 
 
 def _configured(config: Path | None) -> str:
-    return load_settings(config).state.database_url.get_secret_value()
+    return load_settings(config, for_database=True).state.database_url.get_secret_value()
 
 
 def _checked(option: str, url: str) -> str:

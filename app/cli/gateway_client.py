@@ -159,7 +159,10 @@ class GatewayClient:
             fail(_INVALID_URL)
         except httpx.HTTPError as error:
             reason = printable(str(error)) or type(error).__name__
-            fail(f"no answer from {self.address}: {reason}{self._hint}")
+            hint = self._hint
+            if "unable to get local issuer certificate" in reason or "self-signed" in reason:
+                hint = "; set SSL_CERT_FILE to the certificate of an authority of your own"
+            fail(f"no answer from {self.address}: {reason}{hint}")
 
 
 def _find_url(
@@ -179,7 +182,10 @@ def _find_url(
         return DEFAULT_URL, f"{hint}GATEWAY_URL", None
     if not server.port:
         raise ConfigError(["server.port is 0, a free port: name the address with --url"])
-    hint = "; if the gateway has started with another port, give --url"
+    hint = (
+        "; if the gateway has started before server.port or server.tls changed, give --url or "
+        "restart it"
+    )
     return f"{server.scheme}://{server.local_host}:{server.port}", hint, server.tls
 
 

@@ -122,7 +122,7 @@ def create(
 
         if (name is None) is (from_file is None):
             fail("give either --name, or --from and a CSV file")
-        settings = load_settings(config)
+        settings = load_settings(config, for_database=True)
         given = {
             "owner": owner,
             "role": role,
@@ -169,7 +169,7 @@ def list_keys(
         from app.auth import KeyStore, ShownPage
         from app.usage import written_spending
 
-        settings = load_settings(config)
+        settings = load_settings(config, for_database=True)
 
         async def read(database: "Database") -> "tuple[ShownPage, KeySpending]":
             found = await KeyStore(database).page(limit, after)
@@ -260,7 +260,7 @@ def update(
             fail("nothing to change: give an option, such as --owner")
         changes = KeyChanges.model_validate(given)
         if model:
-            models = resolve_models(changes.models, load_settings(config).models)
+            models = resolve_models(changes.models, load_settings(config, for_database=True).models)
             changes = changes.model_copy(update={"models": models})
         _apply(config, json, key, lambda store, key_id: store.change(key_id, changes))
 
@@ -299,7 +299,7 @@ def rotate(
         except ValueError as error:
             fail(f"grace: {error}")
         rotation = Rotation(grace_s=grace_s)
-        settings = load_settings(config)
+        settings = load_settings(config, for_database=True)
         rotated = _with_key(
             settings, key, lambda store, key_id: store.rotate(key_id, rotation.grace_s)
         )
@@ -315,7 +315,7 @@ def delete(key: KeyArgument, now: NowOption = False, config: ConfigOption = None
         return key_id
 
     with store_faults():
-        print(f"deleted {_with_key(load_settings(config), key, work)}")
+        print(f"deleted {_with_key(load_settings(config, for_database=True), key, work)}")
 
 
 def _with_key(settings: Settings, named: str, work: "Callable[[KeyStore, str], Awaitable[T]]") -> T:
@@ -337,7 +337,7 @@ def _apply(
     """Do some work on a key and print the key it returns."""
     from app.auth import ShownKey
 
-    settings = load_settings(config)
+    settings = load_settings(config, for_database=True)
     key = ShownKey.of(_with_key(settings, named, work), settings.limits.default)
     if json:
         print(key.model_dump_json(indent=2))

@@ -55,7 +55,7 @@ def list_owners(
     with store_faults():
         from app.auth import OwnerStore
 
-        settings = load_settings(config)
+        settings = load_settings(config, for_database=True)
         page = run_with_store(settings, OwnerStore, lambda store: store.page(limit, after))
         if json:
             print(page.model_dump_json(indent=2))
@@ -76,7 +76,7 @@ def show(name: NameArgument, config: ConfigOption = None, json: JsonOption = Fal
     with store_faults():
         from app.auth import OwnerStore
 
-        settings = load_settings(config)
+        settings = load_settings(config, for_database=True)
         _print(run_with_store(settings, OwnerStore, lambda store: store.get(name)), json)
 
 
@@ -115,7 +115,7 @@ def set_owner(
             checked_owner_name(name)
         except ValueError as error:
             fail(str(error))
-        settings = load_settings(config)
+        settings = load_settings(config, for_database=True)
         store_of = partial(OwnerStore, by=command_actor())
         owner, _ = run_with_store(settings, store_of, lambda store: store.assign(name, fields))
         _print(owner, json)
@@ -128,7 +128,9 @@ def delete(name: NameArgument, config: ConfigOption = None) -> None:
         from app.auth import OwnerStore
 
         store_of = partial(OwnerStore, by=command_actor())
-        run_with_store(load_settings(config), store_of, lambda store: store.delete(name))
+        run_with_store(
+            load_settings(config, for_database=True), store_of, lambda store: store.delete(name)
+        )
         print(f"deleted {name!r}")
 
 

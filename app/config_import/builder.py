@@ -103,7 +103,7 @@ class SettingsBuilder:
     def add(self, place: str, model: dict[str, Any]) -> None:
         """Add a model; one that the gateway would refuse becomes a note."""
         model = {key: value for key, value in model.items() if value not in (None, [], {}, ())}
-        if fault := find_fault(ModelSettings, _without_keys(model)):
+        if fault := find_fault(ModelSettings, model):
             self.note(place, f"is left out: {fault}")
         elif model["name"] in self._models:
             self.note(place, f"is left out: another model is named {model['name']!r}")
@@ -195,15 +195,6 @@ def find_fault(kind: type[BaseModel], values: Mapping[str, Any]) -> str | None:
         message = first["msg"].removeprefix("Value error, ")
         return " ".join((f"{place}: {message}" if place else message).split())
     return None
-
-
-def _without_keys(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model without api_key_env: those variables need not be set during an import."""
-    engines = [
-        {key: value for key, value in engine.items() if key != "api_key_env"}
-        for engine in model.get("engines", ())
-    ]
-    return {**model, "engines": engines}
 
 
 def _ordered(model: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ PATTERNS = {
     "secret": r"\b(?:sk|pk|ghp|gho|glpat|hf|xox[abp]|AKIA|whsec)[-_]?[A-Za-z0-9_-]{16,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*",
 }
-_HINT = "echo GATEWAY_CAPTURE__ENCRYPTION_KEYS=$(openssl rand -base64 32)"
+_HINT = "echo GATEWAY_CAPTURE__ENCRYPTION_KEYS=$(openssl rand -base64 32) >> .env"
 
 
 def pattern_of(text: str) -> tuple[str, str]:
@@ -126,14 +126,21 @@ class CaptureSettings(SpecModel):
     @model_validator(mode="after")
     def _check_encryption(self) -> Self:
         try:
-            keys = self.secret_keys()
+            self.secret_keys()
         except ValueError as error:
             raise ValueError(f"encryption_keys: {error}") from None
-        if self.names_any and not keys:
-            raise ValueError(f"captures are stored encrypted only, and there is no key: {_HINT}")
         if self.total_bytes < self.tenant_bytes:
             raise ValueError("total_bytes must not be below tenant_bytes")
         return self
+
+    def find_key_fault(self) -> str | None:
+        """Return that there is no key and what makes one; None: nothing needs one, or it is there.
+
+        Not a fault of the section: commands that only need the database run without secrets.
+        """
+        if self.encryption_keys is not None or not self.names_any:
+            return None
+        return f"captures are stored encrypted only, and there is no key: {_HINT}"
 
     @property
     def names_any(self) -> bool:

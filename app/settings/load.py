@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,17 +27,23 @@ from app.settings.settings import ENV_FILE, ServerOnly, Settings
 from app.settings.shell_syntax import find_shell_syntax
 from app.settings.source import PREFIX, ConfigError, Source, read
 from app.settings.suggest import nearest
+from engines.spec import find_variable_fault
 
 DEFAULT_FILE = "gateway.yaml"
 
 
 def load_settings(
-    path: Path | None = None, *, extra_keys: Sequence[str] = (), text: str | None = None
+    path: Path | None = None,
+    *,
+    extra_keys: Sequence[str] = (),
+    text: str | None = None,
+    for_database: bool = False,
 ) -> Settings:
     """Return the settings of a file, overridden by the environment. Raises ConfigError.
 
     Without `path`, the file is GATEWAY_CONFIG, else gateway.yaml. `extra_keys` are accepted in
-    addition to GATEWAY_API_KEYS. `text` is what the file is to hold.
+    addition to GATEWAY_API_KEYS. `text` is what the file is to hold. `for_database`: for a command
+    that only needs the database: secrets of engines, providers and captures need not be set.
     """
     file = path or Path(variables().get("GATEWAY_CONFIG") or DEFAULT_FILE)
     environment = variables(file)
@@ -51,6 +57,8 @@ def load_settings(
         settings = Settings(_env_file=_env_files(file), **data)
     settings = anchor_settings(settings, directory)
     settings._source = source
+    if not for_database and (faults := list(_missing_secrets(settings, environment))):
+        raise ConfigError(faults)
     if extra_keys:
         digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
         settings = settings.model_copy(update={"api_keys": digests})
@@ -104,6 +112,17 @@ def _validation(source: Source) -> Iterator[None]:
     except SettingsError as error:
         # Only the first line: it names the field and the source, and the rest may hold the value.
         raise ConfigError([f"{error.args[0].splitlines()[0]}: not the JSON of a section"]) from None
+
+
+def _missing_secrets(settings: Settings, environment: Container[str]) -> Iterator[str]:
+    """Yield a fault for each secret that settings need and the environment does not have."""
+    if fault := settings.capture.find_key_fault():
+        yield settings.source.fault(("capture",), fault)
+    for place, name in settings.placed_variables():
+        if fault := find_variable_fault(name):
+            if name in environment and name not in os.environ:
+                fault += f"; {ENV_FILE} is read for names with {PREFIX} only: export it"
+            yield settings.source.fault(place, fault)
 
 
 def _unknown_sections(names: Iterable[str]) -> Iterator[str]:

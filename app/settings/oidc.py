@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from app.settings.identity_provider import CLAIM, ProviderSettings
 from app.settings.limits import LimitSettings
-from engines.spec import PlacedError, SpecModel, find_variable_fault
+from engines.spec import SpecModel
 
 
 class OwnKeysSettings(SpecModel):
@@ -83,11 +83,4 @@ class OidcSettings(ProviderSettings):
             raise ValueError("roles: an owner_manager needs owner_claim, the owner of its keys")
         if "operator" in roles and "models" not in self.model_fields_set:
             raise ValueError("roles: an operator needs models, those that it operates")
-        return self
-
-    @model_validator(mode="after")
-    def _check_secret(self) -> "OidcSettings":
-        variable = self.client_secret_env
-        if variable is not None and (fault := find_variable_fault(variable)):
-            raise PlacedError(fault, "client_secret_env")
         return self

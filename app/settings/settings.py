@@ -1,5 +1,6 @@
 """The whole configuration, its consistency across sections, and its JSON Schema."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from app.settings.models import ModelSettings
 from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, SECTION_SECRETS, KeyDigest, KeyDigests
 from app.settings.server import ServerSettings
-from app.settings.source import PREFIX, Source
+from app.settings.source import PREFIX, Place, Source
 from app.settings.split import Placed, check_splits
 from app.settings.state import AuditSettings, AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import LogSettings, MetricsSettings, TracesSettings
@@ -174,11 +175,18 @@ class Settings(_Layered):
     @property
     def key_variables(self) -> frozenset[str]:
         """Names of the variables that hold keys of remote engines, and the console's secret."""
-        specs = (spec for model in self.models for spec in model.engines)
-        remotes = (spec for spec in specs if isinstance(spec, RemoteSpec))
+        return frozenset(name for _, name in self.placed_variables())
+
+    def placed_variables(self) -> Iterator[tuple[Place, str]]:
+        """Yield each setting that names a variable with a secret, and that name."""
         oidc = self.console.oidc
-        secret = () if oidc is None or oidc.client_secret_env is None else (oidc.client_secret_env,)
-        return frozenset((*secret, *(name for spec in remotes for name in spec.key_variables)))
+        if oidc is not None and oidc.client_secret_env is not None:
+            yield ("console", "oidc", "client_secret_env"), oidc.client_secret_env
+        for number, model in enumerate(self.models):
+            for engine, spec in enumerate(model.engines):
+                if isinstance(spec, RemoteSpec):
+                    for place, name in spec.key_variables():
+                        yield ("models", number, "engines", engine, *place), name
 
 
 class ServerOnly(_Layered):

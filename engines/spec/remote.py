@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -81,9 +82,6 @@ class Discovery(SpecModel):
             raise PlacedError("is longer than 253 characters", "dns")
         if self.api_key_envs and self.file is None:
             raise PlacedError("needs file", "api_key_envs")
-        for number, variable in enumerate(self.api_key_envs):
-            if fault := find_variable_fault(variable):
-                raise PlacedError(fault, "api_key_envs", number)
         return self
 
     def describe(self) -> str:
@@ -127,15 +125,15 @@ class RemoteSpec(SpecModel):
             raise ValueError("needs either url or discover")
         if self.url is not None:
             check_url(self.url)
-        if self.api_key_env is not None and (fault := find_variable_fault(self.api_key_env)):
-            raise PlacedError(fault, "api_key_env")
         return self
 
-    @property
-    def key_variables(self) -> tuple[str, ...]:
-        """Names of the variables that hold keys of its servers."""
-        own = () if self.api_key_env is None else (self.api_key_env,)
-        return own if self.discover is None else (*own, *self.discover.api_key_envs)
+    def key_variables(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield each setting that names a variable with a key of its servers, and that name."""
+        if self.api_key_env is not None:
+            yield ("api_key_env",), self.api_key_env
+        if self.discover is not None:
+            for number, name in enumerate(self.discover.api_key_envs):
+                yield ("discover", "api_key_envs", number), name
 
 
 def find_variable_fault(name: str) -> str | None:

@@ -322,9 +322,18 @@ class TestTls:
         assert https.requests == []
 
     def test_option_has_its_certificate_verified_by_name(self, https: FakeGateway) -> None:
-        assert "certificate verify failed" in fault(
-            "status", "--url", f"https://127.0.0.1:{https.server_port}"
-        )
+        line = fault("status", "--url", f"https://127.0.0.1:{https.server_port}")
+        assert "certificate verify failed" in line
+        assert line.endswith("set SSL_CERT_FILE to the certificate of an authority of your own")
+
+    def test_gateway_that_started_before_a_change_of_tls_is_said(
+        self, gateway: FakeGateway, tmp_path: Path
+    ) -> None:
+        file = str(self.IDENTITY.write(tmp_path / "gateway.pem"))
+        tls = {"cert_file": file, "key_file": file}
+        configure(host="127.0.0.1", port=gateway.server_port, tls=tls)
+        expected = "started before server.port or server.tls changed, give --url or restart it"
+        assert fault("status").endswith(expected)
 
     def test_unreadable_certificate_is_named(self, https: FakeGateway, tmp_path: Path) -> None:
         (tmp_path / "gateway.pem").write_text("hello")

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from app.auth.key_format import id_of
 from app.cli.key_files import secrets_file
+from app.settings import ConfigError, load_settings
 from tests.app.cli import gateway
 from tests.app.cli.conftest import MODEL
 from tests.e2e.deployment import COMMAND, deployed, environment
+from tests.gateway import remote
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -44,6 +47,31 @@ def test_keys_are_those_of_the_configuration_from_any_directory(
     monkeypatch.chdir(tmp_path / "elsewhere")
     [listed] = output_json("list", "--config", "../gateway.yaml")["data"]
     assert listed["id"] == made["id"]
+
+
+def test_secrets_of_the_running_gateway_need_not_be_set_here() -> None:
+    """A service gets them from its manager; commands run in an administrator's shell."""
+    file = Path("gateway.yaml")
+    values = yaml.safe_load(file.read_text())
+    values["models"] = [{**MODEL, "engines": [remote("http://127.0.0.1:1", api_key_env="NO_KEY")]}]
+    values["capture"] = {"models": ["demo"]}
+    values["console"] = {
+        "oidc": {
+            "issuer": "https://id.example",
+            "client_id": "gateway",
+            "client_secret_env": "NO_SECRET",
+            "role_claim": "groups",
+            "roles": {"staff": "client"},
+        }
+    }
+    file.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError) as refused:
+        load_settings(file)
+    assert len(refused.value.faults) == 3
+    assert output_json("create", "--name", "a")["name"] == "a"
+    assert [key["name"] for key in output_json("list")["data"]] == ["a"]
+    assert gateway.output("owners", "set", "research", "--requests-per-minute", "0")
+    assert gateway.run("db", "check").exit_code == 0
 
 
 def test_no_command_makes_a_database(database: Path) -> None:

@@ -8,9 +8,11 @@ from app.settings import ConfigError, digest, load_settings
 from tests.app.configuration import (
     GOOD,
     OTHER,
+    dump,
     faults,
     load,
 )
+from tests.gateway import remote
 
 
 class TestEnvironment:
@@ -55,6 +57,14 @@ class TestEnvironment:
     def test_unrelated_variables_in_dotenv_are_ignored(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text("HF_TOKEN=x\nPORT=3\nMODELS=y\nexport A='b'\n# c\n")
         assert load(GOOD).server.port == 8000
+
+    def test_secret_of_an_engine_that_only_dotenv_has_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / ".env").write_text("BOX_KEY=x\n")
+        [fault] = faults(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
+        assert fault.endswith(
+            "environment variable BOX_KEY is not set; .env is read for names with GATEWAY_ only: "
+            "export it"
+        )
 
     def test_client_keys_are_read_from_dotenv(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ BODIES: dict[tuple[str, str], dict[str, object]] = {
     ("POST", "/admin/keys"): {"name": "new"},
     ("PUT", "/admin/logs"): {"levels": {}},
 }
+QUERIES = {("DELETE", "/admin/captures"): "?all=true"}
 UNKNOWN = {"nobody", "garbage", "made up", "expired admin", "disabled admin", "deleted admin"}
 CALLERS = [
     *sorted(UNKNOWN), "client", "static client", "owner_manager", "operator", "auditor", "manager",
@@ -137,6 +138,7 @@ async def test_routes_require_their_right(gateway: Gateway, caller: str) -> None
         body = BODIES.get((method, path), {})
         name = "demo-0" if path.startswith("/admin/engines") else "demo"
         address = path.replace(":path", "").format(key_id=target.id, name=name, id="0")
+        address += QUERIES.get((method, path), "")
         response = await gateway.client.request(method, address, json=body, headers=headers)
         if caller in {"admin", "root", *others}:
             # 409: who asks may, but a remote engine has no log here; 404: no request has that ID.

@@ -20,7 +20,7 @@ from tests.fakes.collector import Collector, Received, decoded
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, remote, running, serving_demo, settings_for
 from tests.services import CollectorServer
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -164,7 +164,9 @@ async def test_late_collector_receives_queued_spans(
         await asyncio.to_thread(collector.start)
         await asyncio.to_thread(backend.until, lambda spans: len(spans) >= 2 * SPANS)
         await wait_until(lambda: len(log_lines(caplog)) > 1)
-        assert await counts(gateway) == (2 * SPANS, 0)
+        async with asyncio.timeout(PATIENCE_S):  # counted after they were received
+            while await counts(gateway) != (2 * SPANS, 0):
+                await asyncio.sleep(0.01)
     lost, back = log_lines(caplog)
     assert lost.startswith(f"WARNING traces: {collector.url} accepts no spans; ")
     assert back == f"INFO traces: {collector.url} accepts spans again"

@@ -198,6 +198,7 @@ def test_stream_of_an_adapter_goes_on_at_the_other_replica(deployment: Deploymen
                 for row in [one for one in _rows(deployment, "engines") if one["in_flight"]]:
                     os.kill(row["pid"], signal.SIGKILL)
                     killed = True
+                    poll_until(lambda: set(_states(deployment).values()) != {"ready"}, 60)
                 read += list(lines)
             if killed:
                 break

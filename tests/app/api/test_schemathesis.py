@@ -93,6 +93,9 @@ async def document_with_names(gateway: Gateway) -> dict[str, Any]:
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 if "model" in (properties := content["schema"].get("properties", {})):
                     properties["model"] = {"enum": ["demo", "org/far", UNKNOWN]}
+                    if path == "/v1/audio/speech":  # no text, no speech
+                        properties["input"] = {"enum": ["hello"]}
+                        content["schema"]["required"] = ["model", "input"]
     return document
 
 
@@ -166,7 +169,8 @@ async def test_every_response_conforms_to_the_openapi_document(
     }
     succeeded = {one for one, codes in answered.items() if any(200 <= c < 300 for c in codes)}
     once = [path for path, _ in STOPPED] + [*LLAMA_CPP]
-    assert operations - succeeded == {CANCEL, *(("POST", path) for path in once)}
+    none_captured = ("GET", "/admin/requests/{id}/capture")
+    assert operations - succeeded == {CANCEL, none_captured, *(("POST", path) for path in once)}
     # The requests reached engines and admin routes.
     for path in ENDPOINTS:
         labels = {"endpoint": path, "status": "200"}

@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
 # All tests in tests/e2e have an engine, and their SDKs take a second to import per process.
 QUICK := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e -m "not vllm and not slow"
-# The slow tests wait as often as they compute. Not beside real engines: with both at once some tests
+# The slow tests wait as often as they compute. Not at the same time as real engines: with both some tests
 # that count chunks or refused requests fail on two cores (tests/scheduling.py).
 SLOW := -q -n $(shell echo $$(($$(nproc) < 6 ? $$(nproc) + 1 : 6))) --dist loadgroup -m "slow and not vllm"
 # Each engine is bound to a core, and takes 2.7 GiB.

@@ -3,7 +3,7 @@
 The role decides first (`MANAGED_ROLES`). The manager of an owner is bound further: to that owner,
 to the models, the place in queues and the rules of its own key, and to the limits of the owner. It
 may neither make a key beyond these bounds nor touch one that an administrator has made beyond them,
-since whoever changes a key can make a new secret of it.
+since a caller who changes a key can make a new secret of it.
 """
 
 from collections.abc import Iterator, Mapping

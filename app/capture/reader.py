@@ -1,4 +1,4 @@
-"""Reads captures. Whoever reads another's leaves a record in the audit, in the same transaction."""
+"""Reads captures. Reading another's leaves a record in the audit, in the same transaction."""
 
 from collections.abc import Callable, Iterator
 

@@ -2,7 +2,7 @@
 
 A sealed text is `version, key ID, nonce, ciphertext with tag`. The key ID, the first bytes of the
 key's SHA-256, finds the key after a rotation. The row's facts are authenticated with the text, so
-that nobody who writes to the database can show one tenant's capture as another's. Nonces are
+that a writer to the database cannot show one tenant's capture as another's. Nonces are
 random: NIST SP 800-38D (8.3) allows 2**32 texts by one key, a thousand a second for 49 days.
 """
 

@@ -111,7 +111,7 @@ def _billed_units(cost: Cost, result: CallResult, *, canceled: bool) -> Usage | 
 
 
 def engine_work(usage: Usage | None) -> int:
-    """Return what a request took of its engine, in tokens of prompt; None: nothing was told."""
+    """Return what a request took of its engine, in tokens of prompt; None: not reported."""
     if usage is None:
         return 0
     return usage.prompt - usage.cached + OUTPUT_WEIGHT * usage.completion

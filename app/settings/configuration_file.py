@@ -39,7 +39,7 @@ class ConfigurationFile:
             raise self._refused(f"cannot be read: {error}") from None
 
     def replace(self, text: str, digest: str) -> None:
-        """Replace the text of that digest, whose copy is kept beside the file.
+        """Replace the text that has this digest, and keep a copy of it next to the file.
 
         Owner, group and mode stay. A file that others have changed since stays as well.
         """

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,8 @@ def load_settings(
         settings = Settings(_env_file=_env_files(file), **data)
     settings = anchor_settings(settings, directory)
     settings._source = source
-    if not for_database and (faults := list(_missing_secrets(settings, environment))):
+    _export(settings, environment)
+    if not for_database and (faults := list(_missing_secrets(settings))):
         raise ConfigError(faults)
     if extra_keys:
         digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
@@ -114,14 +115,22 @@ def _validation(source: Source) -> Iterator[None]:
         raise ConfigError([f"{error.args[0].splitlines()[0]}: not the JSON of a section"]) from None
 
 
-def _missing_secrets(settings: Settings, environment: Container[str]) -> Iterator[str]:
+def _export(settings: Settings, variables: Mapping[str, str]) -> None:
+    """Set the variables that settings name for secrets, where only .env has them.
+
+    Engines do not inherit them. One that is set stays: a new value takes a restart.
+    """
+    for _, name in settings.placed_variables():
+        if name in variables:
+            os.environ.setdefault(name, variables[name])
+
+
+def _missing_secrets(settings: Settings) -> Iterator[str]:
     """Yield a fault for each secret that settings need and the environment does not have."""
     if fault := settings.capture.find_key_fault():
         yield settings.source.fault(("capture",), fault)
     for place, name in settings.placed_variables():
         if fault := find_variable_fault(name):
-            if name in environment and name not in os.environ:
-                fault += f"; {ENV_FILE} is read for names with {PREFIX} only: export it"
             yield settings.source.fault(place, fault)
 
 

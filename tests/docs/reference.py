@@ -54,7 +54,9 @@ The configuration is one YAML file: the one given with `--config` or `GATEWAY_CO
 
 ## Secrets
 
-Secrets are set in the environment or in `.env`; in the file they are an error.
+Secrets are set in the environment or in `.env`; in the file they are an error. So are the variables
+that the file names for secrets (`api_key_env`, `client_secret_env`): a new value of these takes a
+restart. Other names in `.env` set nothing.
 
 | variable | meaning |
 |---|---|

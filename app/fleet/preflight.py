@@ -1,15 +1,17 @@
 """Finds engines that evidently cannot start, for `check` and for a reload.
 
-Checks model paths, the length of socket paths, interpreters, vLLM's flags and parser names, sleep
-mode, parallel sizes that this machine cannot have, and whether a node of the Ray cluster can hold
-an engine. `Builder.place` checks the GPUs of a spec.
+Checks model paths, the length of socket paths, interpreters and their packages, vLLM's flags and
+parser names, sleep mode, parallel sizes that this machine cannot have, and whether a node of the
+Ray cluster can hold an engine. `Builder.place` checks the GPUs of a spec.
 """
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from app.errors import SHUTTING_DOWN
@@ -28,7 +30,8 @@ from engines.gpu import (
     visible_devices,
 )
 from engines.guard import scratch
-from engines.interpreter import InterpreterFault
+from engines.hub import uses_modelscope
+from engines.interpreter import Installation, InterpreterFault
 from engines.plan import find_adapter_fault
 from engines.process import SOCKET
 from engines.ray import (
@@ -214,8 +217,12 @@ def _flags(
         other = None if python is None else interpreter.probe(python)
     except InterpreterFault as error:
         return [settings.engine_fault(spec, str(error), "python") for spec in specs]
+    found = [
+        settings.engine_fault(spec, missing, "env", "VLLM_USE_MODELSCOPE")
+        for spec in specs
+        if isinstance(spec, LocalSpec) and (missing := _missing_package(spec, other)) is not None
+    ]
     verdict = check_flags(specs, settings.server.run_dir, ended, other)
-    found: list[str] = []
     for spec, faults in zip(specs, verdict.faults, strict=True):
         for fault in faults:
             flag = () if fault.flag is None else (fault.flag,)
@@ -224,6 +231,23 @@ def _flags(
             for place, message in _impossible(spec, verdict.table, builder):
                 found.append(settings.engine_fault(spec, message, *place))
     return found
+
+
+def _missing_package(spec: LocalSpec, other: Installation | None) -> str | None:
+    """Return the fault of an engine whose environment lacks the package of its hub.
+
+    vLLM imports it also where it downloads nothing. `other`: of another interpreter.
+    """
+    if not uses_modelscope({**os.environ, **spec.env}):
+        return None
+    found = find_spec("modelscope") is not None if other is None else other.modelscope
+    if found:
+        return None
+    python = sys.executable if other is None else other.python
+    return (
+        "the engine's environment lacks the package modelscope: "
+        f"uv pip install --python {python} modelscope"
+    )
 
 
 def _impossible(

@@ -122,8 +122,8 @@ def _parser(match: re.Match[str]) -> str:
 
 _DOWNLOAD_ADVICE = (
     "mend model if it is meant to be a directory, download the model beforehand, or see that this "
-    "machine reaches the hub (env: HTTPS_PROXY, HF_ENDPOINT for a mirror, VLLM_USE_MODELSCOPE: 1 "
-    "for ModelScope)"
+    "machine reaches the hub (env: HTTPS_PROXY, HF_ENDPOINT for a mirror, VLLM_USE_MODELSCOPE: "
+    "true for ModelScope)"
 )
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 # The first match decides. Matched against the error's text.

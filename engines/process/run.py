@@ -16,7 +16,7 @@ from engines.base import EngineState, Progress
 from engines.guard.guardian_client import LaunchError
 from engines.guard.process_tree import GUARDIAN_SLACK_S
 from engines.http import EngineProbe, Http1Client
-from engines.hub_progress import ModelDownload
+from engines.hub_progress import follow_download
 from engines.lifecycle import Event
 from engines.logs import EngineLogger
 from engines.output import EngineLog
@@ -273,7 +273,7 @@ class EngineRun:
         launch = self._launch
         if not launch.downloads:
             return
-        download = ModelDownload.of(launch.spec.model, launch.spec.args, launch.environment)
+        download = follow_download(launch.spec.model, launch.spec.args, launch.environment)
         while download is not None:
             self._download = await asyncio.to_thread(download.progress)
             await asyncio.sleep(DOWNLOAD_S)

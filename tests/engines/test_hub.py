@@ -76,15 +76,40 @@ def test_model_in_the_cache_needs_no_hub(
     assert find_hub(MODEL, args, {**env, **variables}) is None
 
 
-def test_modelscope_has_a_host_and_a_cache_of_its_own(env: dict[str, str], tmp_path: Path) -> None:
-    variables = {**env, "VLLM_USE_MODELSCOPE": "1"}
+@pytest.mark.parametrize(
+    "place",
+    ["models/org--model-1.5B/snapshots/master", "models/org/model-1___5B", "hub/org/model-1.5B"],
+)
+@pytest.mark.parametrize("root", [".cache/modelscope", "own"])
+def test_modelscope_has_a_host_and_a_cache_of_its_own(
+    env: dict[str, str], tmp_path: Path, root: str, place: str
+) -> None:
+    variables = {**env, "VLLM_USE_MODELSCOPE": "true"}
+    if root == "own":
+        variables["MODELSCOPE_CACHE"] = str(tmp_path / root)
     hub = find_hub(MODEL, {}, variables)
     assert hub is not None
     assert (hub.name, hub.host, hub.port) == ("ModelScope", "www.modelscope.cn", 443)
-    cached = tmp_path / ".cache/modelscope/hub/models/org/model-1___5B"
+    cached = tmp_path / root / place
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}")
     assert find_hub(MODEL, {}, variables) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"MODELSCOPE_ENDPOINT": "http://mirror:8080"}, ("mirror", 8080)),
+        ({"MODELSCOPE_DOMAIN": "www.modelscope.ai"}, ("www.modelscope.ai", 443)),
+        ({"MODELSCOPE_ENDPOINT": "mirror", "MODELSCOPE_DOMAIN": "other"}, ("mirror", 443)),
+    ],
+)
+def test_another_site_of_modelscope_is_asked(
+    env: dict[str, str], variables: dict[str, str], place: tuple[str, int]
+) -> None:
+    hub = find_hub(MODEL, {}, {**env, "VLLM_USE_MODELSCOPE": "true", **variables})
+    assert hub is not None
+    assert (hub.host, hub.port) == place
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""The download of a model, read from the cache into which huggingface_hub writes it."""
+"""The download of a model, read from the cache into which the hub's library writes it."""
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from engines.base import Progress
-from engines.hub_progress import ModelDownload
+from engines.hub_progress import ModelDownload, follow_download
 from tests.fakes.hub import FakeHub, serving_hub
+from tests.fakes.modelscope import ModelScopeHandler
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
@@ -18,7 +20,7 @@ MIB = 2**20
 
 def follow(cache: Path, endpoint: str, **args: object) -> ModelDownload:
     variables = {"HF_HUB_CACHE": str(cache), "HF_ENDPOINT": endpoint}
-    found = ModelDownload.of("org/demo", args, variables)
+    found = follow_download("org/demo", args, variables)
     assert found is not None
     return found
 
@@ -102,9 +104,41 @@ def test_weights_are_those_that_vllm_chooses(
         assert download.progress() == Progress(f"downloading 0.0 of {counted}.0 MiB", 0, 100)
 
 
-@pytest.mark.parametrize(
-    ("model", "variables"),
-    [("/srv/model", {}), ("org/demo:Q4_K_M", {}), ("org/demo", {"VLLM_USE_MODELSCOPE": "1"})],
-)
-def test_model_from_elsewhere_is_not_followed(model: str, variables: dict[str, str]) -> None:
-    assert ModelDownload.of(model, {}, variables) is None
+@pytest.mark.parametrize("model", ["/srv/model", "org/demo:Q4_K_M"])
+def test_model_from_elsewhere_is_not_followed(model: str) -> None:
+    assert follow_download(model, {}, {}) is None
+
+
+def test_all_files_of_modelscope_are_counted_as_its_library_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM has it download the whole repository."""
+    from modelscope_hub import HubApi, HubConfig
+
+    hub = FakeHub(pause_after=15 * MIB, rate=None)
+    hub.files = {"sub/other.bin": bytes(10 * MIB), "model.safetensors": bytes(30 * MIB)}
+    with serving_hub(hub, ModelScopeHandler):
+        variables = {"MODELSCOPE_CACHE": str(tmp_path), "MODELSCOPE_ENDPOINT": hub.url}
+        download = follow_download("org/demo", {}, {**variables, "VLLM_USE_MODELSCOPE": "true"})
+        assert download is not None
+        assert download.progress() is None
+        api = HubApi(HubConfig(endpoint=hub.url, cache_dir=tmp_path, token=""))
+        arrival = threading.Thread(target=api.download_repo, args=("org/demo", "model"))
+        arrival.start()
+        try:
+            poll_until(lambda: _tenths(download) >= 240, 30)
+            assert _tenths(download) <= 250
+        finally:
+            hub.go_on.set()
+            arrival.join()
+        assert download.progress() is None
+
+
+def _tenths(download: ModelDownload) -> int:
+    """Return how many tenths of a MiB are here, of 40 MiB."""
+    progress = download.progress()
+    if progress is None:
+        return 0
+    found = re.fullmatch(r"downloading (\d+)\.(\d) of 40\.0 MiB", progress.phase)
+    assert found is not None
+    return int("".join(found.groups()))

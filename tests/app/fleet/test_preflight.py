@@ -91,7 +91,7 @@ def test_flags_are_judged_by_the_vllm_of_their_interpreter(
         return table, [None] * len(lines)
 
     def found(python: Path) -> Installation:
-        return Installation(python, "3.12", tmp_path, "0.31.0", on_cpu=True)
+        return Installation(python, "3.12", tmp_path, "0.31.0", on_cpu=True, modelscope=False)
 
     monkeypatch.setattr(flag_check, "run_parser", answer)
     monkeypatch.setattr(interpreter, "probe", found)
@@ -101,6 +101,25 @@ def test_flags_are_judged_by_the_vllm_of_their_interpreter(
     assert asked == [None, Path("/opt/a/bin/python")]
     faults(*({"args": args, "python": f"/opt/{one}/bin/python"} for one in "ab"))
     assert asked[2:] == [Path("/opt/b/bin/python")]  # what the first accepts is in its cache
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_engine_that_downloads_from_modelscope_needs_its_package(
+    own: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def found(python: Path) -> Installation:
+        return Installation(python, "3.12", tmp_path, "0.32.0", on_cpu=True, modelscope=not own)
+
+    monkeypatch.setattr(interpreter, "probe", found)
+    monkeypatch.setattr(module, "find_spec", lambda _: object() if own else None)
+    env = {"VLLM_USE_MODELSCOPE": "true"}
+    python = "/opt/a/bin/python"
+    number, lacks = (1, python) if own else (0, sys.executable)
+    [fault] = faults({"env": env}, {"env": env, "python": python}, {"python": python}, {})
+    assert fault == (
+        f"engines[{number}].env.VLLM_USE_MODELSCOPE: the engine's environment lacks the package "
+        f"modelscope: uv pip install --python {lacks} modelscope"
+    )
 
 
 def test_faults_of_all_engines_are_reported_once_each() -> None:

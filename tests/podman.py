@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.guard.docker_api import DaemonError, DockerApi
+from tests.disks import SmallDisk
 from tests.gateway import free_port, responds
 from tests.waiting import poll_until
 
@@ -52,8 +53,10 @@ http: {{addr: "127.0.0.1:{1}"}}
 class Podman:
     """`podman system service`, and what can happen to it and its containers."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, disk: SmallDisk | None = None) -> None:
+        """Its images are on `disk`, if given, where `run` does not see them."""
         self.directory = directory
+        self._disk = disk
         self.socket = directory / "p.sock"
         self.registry_port = free_port()
         for name, text in {
@@ -76,8 +79,9 @@ class Podman:
 
     def start(self) -> None:
         """Start the service; return when it answers."""
+        command = ["podman", "system", "service", "--time=0", f"unix://{self.socket}"]
         self._process = subprocess.Popen(
-            ["podman", "system", "service", "--time=0", f"unix://{self.socket}"],
+            command if self._disk is None else self._disk.command(*command),
             env=self._environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -139,8 +143,8 @@ class Podman:
                 process.kill()
 
 
-def bare_image() -> bytes:
-    """Return an image without programs: those of this machine are mounted."""
+def bare_image(data: bytes = b"") -> bytes:
+    """Return an image without programs, with a file of `data`: this machine's are mounted."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for name in ("usr", "etc", "tmp", "proc", "sys", "dev", "run"):
@@ -151,6 +155,9 @@ def bare_image() -> bytes:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
             archive.addfile(link)
+        file = tarfile.TarInfo("data")
+        file.size = len(data)
+        archive.addfile(file, io.BytesIO(data))
     return made.getvalue()
 
 

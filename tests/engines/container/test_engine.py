@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 from engines.base import EngineNotReady, EngineState
 from engines.container import ContainerEngine
 from engines.guard import containers
+from tests.disks import MIB, SmallDisk
 from tests.engines.container.build import ask, build, ready
 from tests.engines.processes import AT_ONCE
 from tests.fakes.adapter_routes import write_adapter
-from tests.podman import IMAGE, Podman, machine
+from tests.podman import IMAGE, Podman, bare_image, machine
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -290,6 +293,26 @@ async def test_image_is_pulled(make: Make, service: Podman) -> None:
         digest = service.run("image", "inspect", f"{registry}/bare:1", "--format={{.Digest}}")
         service.run("rmi", f"{registry}/bare:1")
         await ready(make(image=f"{registry}/bare@{digest.strip()}"))
+
+
+async def test_disk_that_fills_up_in_a_pull_is_reported(service: Podman, tmp_path: Path) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="podman-"))  # a short path: its socket is below
+    full = Podman(directory, SmallDisk(directory / "storage", 16 * MIB))
+    with full.registry() as registry:
+        image = f"{registry}/large:1"
+        service.run("import", "-", image, data=bare_image(os.urandom(32 * MIB)))
+        service.run("push", "--tls-verify=false", image)
+        service.run("rmi", image)
+        full.start()
+        try:
+            engine = build(tmp_path, full.socket, image=image)
+            said = rf"^cannot pull image {image}: .*No space left on device"
+            with pytest.raises(EngineNotReady, match=said):
+                await ready(engine)
+            await engine.stop(0.0)
+        finally:
+            full.stop()
+    shutil.rmtree(directory)
 
 
 async def test_socket_without_a_daemon_is_reported(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`python -m tests.compat VERSION…`: tests versions of vLLM, one after the other.
 
 Each version is installed, its tests are run on real engines of it, and its row in docs/versions.md
-is written. The exit code is 0 only if every test of every version passed.
+is written. The exit code is 0 only if every test of every version passed, faults of vLLM aside.
 """
 
 import os
@@ -33,7 +33,7 @@ def main(versions: list[str]) -> int:
             print(f"vLLM {version} cannot be installed here: {error}", file=sys.stderr)
             whole = False
             continue
-        if (areas := run_tests(python)) is None:
+        if (areas := run_tests(python, version)) is None:
             return 1
         PAGE.write_text(write_row(PAGE.read_text(), version, areas))
         counts = ", ".join(f"{name} {area}" for name, area in areas.items())
@@ -42,8 +42,11 @@ def main(versions: list[str]) -> int:
     return 0 if whole else 1
 
 
-def run_tests(python: Path) -> dict[str, Area] | None:
-    """Run the tests on engines of an interpreter; None where pytest did not run to its end."""
+def run_tests(python: Path, version: str) -> dict[str, Area] | None:
+    """Run the tests on engines of an interpreter with this version of vLLM.
+
+    None where pytest did not run to its end.
+    """
     with tempfile.TemporaryDirectory(prefix="compat-") as directory:
         report = Path(directory, "report.xml")
         # What tests have to show is part of the older form alone.
@@ -55,7 +58,7 @@ def run_tests(python: Path) -> dict[str, Area] | None:
             env={**os.environ, "VLLM_PYTHON": str(python)},
             check=False,
         )
-        return read_report(report.read_text()) if done.returncode in (0, 1) else None
+        return read_report(report.read_text(), version) if done.returncode in (0, 1) else None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,14 @@
 """The table of versions, and what pytest's report says of a version."""
 
 from tests.compat.__main__ import PAGE
-from tests.compat.results import AREAS, Area, read_report, selections, write_row
+from tests.compat.results import (
+    AREAS,
+    FAULTS_OF_VLLM,
+    Area,
+    read_report,
+    selections,
+    write_row,
+)
 from tests.docs.page import ROOT
 
 REPORT = """<testsuites><testsuite>
@@ -14,7 +21,7 @@ REPORT = """<testsuites><testsuite>
 
 
 def test_report_is_counted_by_area() -> None:
-    areas = read_report(REPORT)
+    areas = read_report(REPORT, "0.32.0")
     assert {name: str(area) for name, area in areas.items()} == {
         **dict.fromkeys(AREAS, "0 of 0"),
         "engine contract": "all 1",
@@ -22,6 +29,17 @@ def test_report_is_counted_by_area() -> None:
         "tenants": "0 of 1",
     }
     assert areas["endpoints"].failed == ["tests.e2e.test_wire::test_c[x]"]
+
+
+def test_fault_of_a_vllm_is_counted_apart_until_it_is_mended() -> None:
+    test, mended = next(iter(FAULTS_OF_VLLM.items()))
+    classname, _, name = test.partition("::")
+    report = REPORT.replace(
+        'classname="tests.e2e.test_wire" name="test_c[x]"', f'classname="{classname}" name="{name}"'
+    )
+    area = read_report(report, "0.27.1")["endpoints"]
+    assert (str(area), area.failed) == ("1 of 2, vLLM's fault: 1", [])
+    assert read_report(report, mended)["endpoints"].failed == [test]
 
 
 def test_row_of_a_version_is_replaced_and_the_others_stay() -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from app.fleet.engine_plan import EngineConfig, config_hash
 from app.routing import Replica
 from app.settings import ConfigError, ModelSettings, Settings
 from engines import interpreter
+from engines.base import Engine
 from engines.container import ContainerEngine, find_socket
 from engines.gpu import (
     VISIBLE_DEVICES,
@@ -28,7 +30,16 @@ from engines.plan import find_adapter_fault
 from engines.process import LauncherMissing, ProcessEngine, vllm_launcher
 from engines.ray import Cluster, RayEngine, ray_is_installed
 from engines.remote import RemoteEngine
-from engines.spec import ContainerSpec, InProcessSpec, LocalSpec, ProcessSpec, RaySpec
+from engines.setup import EngineSetup
+from engines.spec import (
+    ContainerSpec,
+    InProcessSpec,
+    LocalSpec,
+    ManagedSpec,
+    ProcessSpec,
+    RaySpec,
+    RemoteSpec,
+)
 
 # Models with the configs of their engines.
 EnginesByModel = Sequence[tuple[ModelSettings, Sequence[EngineConfig]]]
@@ -142,89 +153,54 @@ class Builder:
     def __call__(self, model: str, config: EngineConfig) -> Replica:
         """Return an engine that is not started. Raises LauncherMissing."""
         spec = config.spec
-        if isinstance(spec, ProcessSpec):
-            engine = ProcessEngine(
-                config.name,
-                spec,
-                served_name=model,
-                run_dir=self._run_dir,
-                launcher=self._launcher or _launcher(spec),
-                env=self._env(config),
-                turn=self._turn,
-                keep=self._keep,
-                media_domains=config.media_domains,
-                withheld=self._withheld,
-                gpus=self._gpus(config),
-                accelerator=lambda: self.accelerator,
-                mark=config_hash(model, config),
-                downloads=self._launcher is None,
-                lora=config.lora,
-                find_adapter_fault=partial(find_adapter_fault, spec),
-            )
-            return Replica(engine, model, by_priority=spec.by_priority)
-        if isinstance(spec, ContainerSpec):
-            contained = ContainerEngine(
-                config.name,
-                spec,
-                served_name=model,
-                run_dir=self._run_dir,
-                socket=find_socket(self._containers.socket, os.environ),
-                turn=self._turn,
-                keep=self._keep,
-                media_domains=config.media_domains,
-                withheld=self._withheld,
-                gpus=self._gpus(config),
-                accelerator=lambda: self.accelerator,
-                mark=config_hash(model, config),
-                lora=config.lora,
-                find_adapter_fault=partial(find_adapter_fault, spec),
-            )
-            return Replica(contained, model, by_priority=spec.by_priority)
-        if isinstance(spec, InProcessSpec):
-            if self._launcher is None:
-                vllm_launcher()  # raises if vLLM is missing
-            hosted = InProcessEngine(
-                config.name,
-                spec,
-                served_name=model,
-                run_dir=self._run_dir,
-                env=self._env(config),
-                turn=self._turn,
-                media_domains=config.media_domains,
-                withheld=self._withheld,
-            )
-            return Replica(hosted, model, by_priority=spec.by_priority)
-        if isinstance(spec, RaySpec):
-            if not ray_is_installed():
-                raise LauncherMissing(
-                    "Ray is not installed here, which kind: ray needs: run `make setup-ray` in a "
-                    "clone, or `pip install '.[ray]'` there"
-                )
-            placed = RayEngine(
-                config.name,
-                spec,
-                self._cluster,
-                served_name=model,
-                run_dir=self._run_dir,
-                launcher=self._launcher,
-                keep=self._keep,
-                media_domains=config.media_domains,
-                withheld=self._withheld,
-                tls=self._tls,
-                lora=config.lora,
-            )
-            return Replica(placed, model, by_priority=spec.by_priority)
-        served_name = spec.served_model_name or model
-        serves = served_name if config.discovered else None
-        return Replica(RemoteEngine(config.name, spec, serves), served_name)
+        if isinstance(spec, RemoteSpec):
+            served_name = spec.served_model_name or model
+            serves = served_name if config.discovered else None
+            return Replica(RemoteEngine(config.name, spec, serves), served_name)
+        return Replica(self._build(model, config, spec), model, by_priority=spec.by_priority)
 
-    def _gpus(self, config: EngineConfig) -> tuple[int, ...] | None:
-        placement = self._placement(config)
-        return placement.devices if placement else None
+    def _build(self, model: str, config: EngineConfig, spec: ManagedSpec) -> Engine:
+        """Return an engine that the gateway runs, of the kind of its spec."""
+        setup = self._setup(model, config)
+        match spec:
+            case ProcessSpec():
+                launcher = self._launcher or _launcher(spec)
+                return ProcessEngine(setup, spec, launcher, downloads=self._launcher is None)
+            case ContainerSpec():
+                socket = find_socket(self._containers.socket, os.environ)
+                return ContainerEngine(setup, spec, socket)
+            case InProcessSpec():
+                if self._launcher is None:
+                    vllm_launcher()  # raises if vLLM is missing
+                return InProcessEngine(setup, spec)
+            case RaySpec():
+                if not ray_is_installed():
+                    raise LauncherMissing(
+                        "Ray is not installed here, which kind: ray needs: run `make setup-ray` in "
+                        "a clone, or `pip install '.[ray]'` there"
+                    )
+                return RayEngine(setup, spec, self._cluster, launcher=self._launcher, tls=self._tls)
+        raise TypeError(type(spec))
 
-    def _env(self, config: EngineConfig) -> Mapping[str, str]:
-        placement = self._placement(config)
-        return placement.env if placement else {}
+    def _setup(self, model: str, config: EngineConfig) -> EngineSetup:
+        spec, placement = config.spec, self._placement(config)
+        setup = EngineSetup(
+            name=config.name,
+            served_name=model,
+            run_dir=self._run_dir,
+            env=placement.env if placement else {},
+            withheld=self._withheld,
+            turn=self._turn,
+            keep=self._keep,
+            media_domains=config.media_domains,
+            mark=config_hash(model, config),
+            gpus=placement.devices if placement else None,
+            accelerator=lambda: self.accelerator,
+            lora=config.lora,
+        )
+        if isinstance(spec, LocalSpec):
+            return replace(setup, find_adapter_fault=partial(find_adapter_fault, spec))
+        return setup
 
     def _placement(self, config: EngineConfig) -> Placement | None:
         placements = (placement for one, placement in reversed(self._placed) if one == config)

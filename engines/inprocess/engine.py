@@ -17,7 +17,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from engines import environment, media
@@ -41,6 +41,7 @@ from engines.logs import EngineLogger
 from engines.output import EngineLog, redact_command, redact_line
 from engines.output.startup import StartupLog
 from engines.restarts import GIVEN_UP, RestartBudget
+from engines.setup import EngineSetup
 from engines.spec import InProcessSpec
 
 log = logging.getLogger(__name__)
@@ -60,32 +61,14 @@ class InProcessEngine(Engine):
     kind = "in_process"
     capabilities = EngineCapabilities(managed=True)
 
-    def __init__(
-        self,
-        name: str,
-        spec: InProcessSpec,
-        *,
-        served_name: str,
-        run_dir: Path,
-        env: Mapping[str, str] | None = None,
-        turn: asyncio.Semaphore | None = None,
-        media_domains: Sequence[str] = (),
-        withheld: Collection[str] = (),
-    ) -> None:
-        """`env` is overridden by the spec's own; `turn` is held while the engine loads.
-
-        Media are fetched from `media_domains` only. The engine's processes do not inherit the
-        variables in `withheld`.
-        """
-        super().__init__(name)
-        self._logger = EngineLogger(log, name)
-        self._env = {**media.ENV, **(env or {}), **spec.env}
-        self._media_domains = media_domains
-        self._withheld = withheld
-        self._turn = turn or asyncio.Semaphore()
+    def __init__(self, setup: EngineSetup, spec: InProcessSpec) -> None:
+        super().__init__(setup.name)
+        self._logger = EngineLogger(log, setup.name)
+        self._setup = setup
+        self._env = {**media.ENV, **setup.env, **spec.env}
+        self._turn = setup.turn or asyncio.Semaphore()
         self._spec = spec
-        self._served_name = served_name
-        self._dir = run_dir / name
+        self._dir = setup.directory
         self._mark = str(self._dir)
         self._log = EngineLog(self._dir / "engine.log")
         self._load_began: float | None = None  # in the loop's time, while it is STARTING
@@ -122,13 +105,13 @@ class InProcessEngine(Engine):
 
     def argv(self) -> list[str]:
         """Return the engine's arguments, as `vllm serve` reads them."""
-        names = [f"--model={self._spec.model}", f"--served-model-name={self._served_name}"]
-        return [*names, *self._spec.added_flags(self._media_domains), *self._spec.argv()]
+        names = [f"--model={self._spec.model}", f"--served-model-name={self._setup.served_name}"]
+        return [*names, *self._spec.added_flags(self._setup.media_domains), *self._spec.argv()]
 
     def _withheld_names(self) -> list[str]:
         """Return the variables of the gateway that the engine's processes do not inherit."""
         more = (*self._spec.inherit_env, *self._env)
-        withheld = [name for name in self._withheld if name not in self._env]
+        withheld = [name for name in self._setup.withheld if name not in self._env]
         kept = environment.inherited(os.environ, more, withheld)
         return sorted(os.environ.keys() - kept.keys())
 

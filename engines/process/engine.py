@@ -5,7 +5,7 @@ import contextlib
 import importlib.util
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,15 +21,16 @@ from engines.base import (
     Progress,
     Start,
 )
-from engines.gpu import Accelerator, EngineMemory, HostMemory
+from engines.gpu import EngineMemory
 from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
 from engines.interpreter import InterpreterFault, probe
 from engines.output import redact_command
 from engines.process.host import EngineHost
-from engines.process.launch import SOCKET, Launch, LaunchOrigin
+from engines.process.launch import SOCKET, Launch
 from engines.process.local_host import LocalHost
 from engines.process.shared_state import DesiredState
 from engines.process.supervisor import Supervisor
+from engines.setup import EngineSetup
 from engines.spec import ContainerSpec, ProcessSpec
 
 # Seconds that an unloaded engine has to exit: nothing is in flight by then.
@@ -78,22 +79,15 @@ def vllm_runs_on_cpu(python: Path | None = None) -> bool:
     return False
 
 
-def server_flags(
-    spec: ProcessSpec | ContainerSpec,
-    *,
-    served_name: str,
-    socket: str,
-    media_domains: Sequence[str],
-    lora: bool = False,
-) -> list[str]:
-    """Return the flags of a vLLM server on a Unix socket; with `lora` it takes adapters."""
+def server_flags(setup: EngineSetup, spec: ProcessSpec | ContainerSpec, socket: str) -> list[str]:
+    """Return the flags of a vLLM server on a Unix socket."""
     return [
         f"--model={spec.model}",
-        f"--served-model-name={served_name}",
+        f"--served-model-name={setup.served_name}",
         f"--uds={socket}",
         QUIET_FLAG,
         *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
-        *spec.added_flags(media_domains, lora=lora),
+        *spec.added_flags(setup.media_domains, lora=setup.lora),
         *spec.argv(),
     ]
 
@@ -277,65 +271,21 @@ class ProcessEngine(SupervisedEngine):
 
     def __init__(
         self,
-        name: str,
+        setup: EngineSetup,
         spec: ProcessSpec,
-        *,
-        served_name: str,
-        run_dir: Path,
         launcher: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        turn: asyncio.Semaphore | None = None,
-        keep: bool = False,
-        media_domains: Sequence[str] = (),
-        withheld: Collection[str] = (),
-        gpus: Collection[int] | None = None,
-        accelerator: Callable[[], Accelerator] = HostMemory,
-        mark: str | None = None,
+        *,
         downloads: bool = False,
-        lora: bool = False,
-        find_adapter_fault: Callable[[str], str | None] = lambda path: None,
     ) -> None:
-        """`env` overrides the gateway's variables, and the spec's override `env`.
-
-        `turn` is held while the engine loads. With `keep` the engine outlives the gateway. Media
-        are fetched from `media_domains` only. `withheld` names variables that are not inherited.
-        `gpus` are the GPUs that it may use (None: all); `accelerator` reads their memory and may
-        block. The next gateway identifies the engine's configuration by its `mark`. `downloads`:
-        the launcher is vLLM's, which downloads models. With `lora` it takes adapters;
-        `find_adapter_fault` returns why one cannot be loaded from a path, and may block.
-        """
-        directory = run_dir / name
-        command = [
-            *launcher,
-            *server_flags(
-                spec,
-                served_name=served_name,
-                socket=str(directory / SOCKET),
-                media_domains=media_domains,
-                lora=lora,
-            ),
-        ]
-        launch = Launch(
-            name=name,
-            spec=spec,
-            served_name=served_name,
-            directory=directory,
-            command=tuple(command),
-            env=env or {},
-            keep=keep,
-            withheld=withheld,
-            downloads=downloads,
-            lora=lora,
-            origin=None
-            if mark is None
-            else LaunchOrigin(mark, None if gpus is None else tuple(gpus)),
-        )
+        """`launcher` runs the server; `downloads`: it is vLLM's, which downloads models."""
+        flags = server_flags(setup, spec, str(setup.directory / SOCKET))
+        launch = Launch.of(setup, spec, (*launcher, *flags), env=setup.env, downloads=downloads)
         address = Address(uds=str(launch.socket))
         super().__init__(
             launch,
-            LocalHost(launch, EngineMemory(name, accelerator, gpus)),
+            LocalHost(launch, EngineMemory(setup.name, setup.accelerator, setup.gpus)),
             client=Http1Client(address, spec.timeouts),
             control=Http1Client(address, spec.timeouts),
-            turn=turn,
-            find_adapter_fault=find_adapter_fault,
+            turn=setup.turn,
+            find_adapter_fault=setup.find_adapter_fault,
         )

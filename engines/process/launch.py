@@ -4,15 +4,17 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from engines import environment, interpreter, media
 from engines.base import EngineFacts
 from engines.guard import directories, scratch
 from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
 from engines.process.sleep_mode import SLEEP_ENV
+from engines.setup import EngineSetup
 from engines.spec import LORA_ENV, ContainerSpec, ProcessSpec, RaySpec
 
 FACTS = "facts.json"
@@ -62,6 +64,33 @@ class Launch:
     place: str = ""
     # It takes LoRA adapters.
     lora: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        setup: EngineSetup,
+        spec: ProcessSpec | ContainerSpec | RaySpec,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        downloads: bool = False,
+        place: str = "",
+    ) -> Self:
+        """Return the launch of an engine with this command."""
+        return cls(
+            name=setup.name,
+            spec=spec,
+            served_name=setup.served_name,
+            directory=setup.directory,
+            command=tuple(command),
+            env=env or {},
+            keep=setup.keep,
+            withheld=setup.withheld,
+            origin=None if setup.mark is None else LaunchOrigin(setup.mark, setup.gpus),
+            downloads=downloads,
+            place=place,
+            lora=setup.lora,
+        )
 
     @property
     def socket(self) -> Path:

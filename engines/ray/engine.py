@@ -1,8 +1,7 @@
 """The engine of kind `ray`: a supervised vLLM server on a node of a Ray cluster."""
 
 import shlex
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from engines.base import EngineCapabilities
 from engines.http import Address, Http1Client
@@ -12,6 +11,7 @@ from engines.process import QUIET_FLAG, Launch, SupervisedEngine
 from engines.ray.cluster import Cluster
 from engines.ray.host import RayHost
 from engines.ray.placement import needed_resources, place_words
+from engines.setup import EngineSetup
 from engines.spec import RaySpec, RayTls
 
 # Nothing listens there: the address of an engine is known when it has a place.
@@ -26,53 +26,35 @@ class RayEngine(SupervisedEngine):
 
     def __init__(
         self,
-        name: str,
+        setup: EngineSetup,
         spec: RaySpec,
         cluster: Cluster,
         *,
-        served_name: str,
-        run_dir: Path,
         launcher: Sequence[str] | None = None,
-        keep: bool = False,
-        media_domains: Sequence[str] = (),
-        withheld: Collection[str] = (),
         tls: RayTls | None = None,
-        lora: bool = False,
     ) -> None:
         """`launcher` runs vLLM's server on the node; default: the vLLM that is installed there.
 
-        With `keep` the engine outlives the gateway. Media are fetched from `media_domains` only.
-        `withheld` names variables of the node that are not inherited. Default of `tls`: plain HTTP.
-        With `lora` it takes adapters.
+        The variables of the node are those that are not inherited. Default of `tls`: plain HTTP.
         """
         self._needs = place_words(needed_resources(spec), spec.nodes)
-        launch = Launch(
-            name=name,
-            spec=spec,
-            served_name=served_name,
-            directory=run_dir / name,
-            command=(
-                f"--model={spec.model}",
-                f"--served-model-name={served_name}",
-                QUIET_FLAG,
-                vllm_gateway_key.FLAG,
-                *(tls.flags if tls else ()),
-                *spec.added_flags(media_domains, lora=lora),
-                *spec.argv(),
-            ),
-            env={},
-            keep=keep,
-            withheld=withheld,
-            place=self._needs,
-            lora=lora,
+        command = (
+            f"--model={spec.model}",
+            f"--served-model-name={setup.served_name}",
+            QUIET_FLAG,
+            vllm_gateway_key.FLAG,
+            *(tls.flags if tls else ()),
+            *spec.added_flags(setup.media_domains, lora=setup.lora),
+            *spec.argv(),
         )
+        launch = Launch.of(setup, spec, command, place=self._needs)
         client = Http1Client(NOWHERE, spec.timeouts)
         control = Http1Client(NOWHERE, spec.timeouts)
         self._host = RayHost(launch, cluster, (client, control), launcher=launcher, tls=tls)
         # Engines on other nodes load at the same time.
         super().__init__(launch, self._host, client=client, control=control, turn=None)
         self._cluster = cluster
-        cluster.expect(name)
+        cluster.expect(setup.name)
 
     def describe(self) -> str:
         variables = [f"{name}={value}" for name, value in self._launch.env.items()]

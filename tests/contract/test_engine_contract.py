@@ -31,6 +31,7 @@ from engines.interpreter import launcher
 from engines.process import ProcessEngine, vllm_launcher
 from engines.ray import Cluster, RayEngine
 from engines.remote import RemoteEngine
+from engines.setup import EngineSetup
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.engines.container.build import build, real_vllm
@@ -253,11 +254,15 @@ async def ready_again(engine: Engine) -> None:
     await ready(engine)
 
 
+def setup(run_dir: Path) -> EngineSetup:
+    return EngineSetup(name="e", served_name="demo", run_dir=run_dir)
+
+
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
 async def fake_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
     run_dir = tmp_path_factory.mktemp("run")
     spec = ProcessSpec(kind="process", model="m")
-    engine = ProcessEngine("e", spec, served_name="demo", run_dir=run_dir, launcher=FAKE_LAUNCHER)
+    engine = ProcessEngine(setup(run_dir), spec, FAKE_LAUNCHER)
     yield Subject(engine, Address(uds=str(run_dir / "e" / "http.sock")))
     await engine.stop(0.0)
 
@@ -355,7 +360,7 @@ async def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     run_dir = tmp_path_factory.mktemp("run")
     spec = ProcessSpec.model_validate(ENGINE)
     command = launcher(spec.python) if spec.python else vllm_launcher()
-    engine = ProcessEngine("e", spec, served_name="demo", run_dir=run_dir, launcher=command)
+    engine = ProcessEngine(setup(run_dir), spec, command)
     await ready(engine)
     yield Subject(engine, Address(uds=str(run_dir / "e" / "http.sock")))
     await engine.stop(5.0)
@@ -438,7 +443,7 @@ async def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
     demo_model()
     run_dir = tmp_path_factory.mktemp("run")
     spec = InProcessSpec.model_validate({**ENGINE, "kind": "in_process"})
-    engine = InProcessEngine("e", spec, served_name="demo", run_dir=run_dir)
+    engine = InProcessEngine(setup(run_dir), spec)
     before = dict(os.environ)  # vLLM sets variables in this process
     await ready(engine)
     yield Subject(engine, None)

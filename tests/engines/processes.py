@@ -11,6 +11,7 @@ import psutil
 
 from engines.base import EngineRequest, EngineResponse
 from engines.process.engine import ProcessEngine
+from engines.setup import EngineSetup
 from engines.spec import ProcessSpec
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
@@ -35,17 +36,10 @@ def build(
     spec = ProcessSpec.model_validate(
         {"kind": "process", "model": "m", "restart": restart, **fields}
     )
-    return ProcessEngine(
-        name,
-        spec,
-        served_name="demo",
-        run_dir=run_dir,
-        launcher=launcher,
-        keep=keep,
-        turn=turn,
-        downloads=downloads,
-        lora=lora,
+    setup = EngineSetup(
+        name=name, served_name="demo", run_dir=run_dir, turn=turn, keep=keep, lora=lora
     )
+    return ProcessEngine(setup, spec, launcher, downloads=downloads)
 
 
 async def ready(engine: ProcessEngine) -> None:

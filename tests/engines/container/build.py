@@ -8,6 +8,7 @@ from typing import Any
 from engines.base import EngineRequest
 from engines.container import ContainerEngine
 from engines.process import vllm_launcher
+from engines.setup import EngineSetup
 from engines.spec import ContainerSpec
 from tests.e2e.deployment import ENGINE
 from tests.engines.processes import AT_ONCE, NEVER, read
@@ -41,9 +42,8 @@ def build(
 ) -> ContainerEngine:
     """Return an engine that is not started. The caller stops it."""
     spec = ContainerSpec.model_validate({**FAKE, **fields})
-    return ContainerEngine(
-        "demo-0", spec, served_name="demo", run_dir=run_dir, socket=socket, keep=keep, lora=lora
-    )
+    setup = EngineSetup(name="demo-0", served_name="demo", run_dir=run_dir, keep=keep, lora=lora)
+    return ContainerEngine(setup, spec, socket)
 
 
 async def ready(engine: ContainerEngine) -> None:

@@ -11,6 +11,7 @@ from engines.gpu import engine_memory
 from engines.gpu.accelerator import GpuMemory, HostMemory
 from engines.process import run, watchdog
 from engines.process.engine import ProcessEngine
+from engines.setup import EngineSetup
 from engines.spec import ProcessSpec
 from tests.engines.processes import LAUNCHER, build, family, ready
 from tests.fakes import nvml
@@ -34,15 +35,14 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 async def engine(tmp_path: Path, driver: Driver) -> AsyncIterator[ProcessEngine]:
     """An engine on the first GPU."""
     pynvml.nvmlInit()
-    one = ProcessEngine(
-        "demo-0",
-        ProcessSpec(kind="process", model="m"),
+    setup = EngineSetup(
+        name="demo-0",
         served_name="demo",
         run_dir=tmp_path,
-        launcher=LAUNCHER,
         gpus=(0,),
         accelerator=lambda: GpuMemory(pynvml, host_pids=True),
     )
+    one = ProcessEngine(setup, ProcessSpec(kind="process", model="m"), LAUNCHER)
     yield one
     await one.stop(0.0)
 

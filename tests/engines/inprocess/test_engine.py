@@ -9,6 +9,7 @@ import pytest
 from engines.base import EngineNotReady, EngineRequest, EngineState
 from engines.inprocess.engine import InProcessEngine
 from engines.process import ProcessEngine
+from engines.setup import EngineSetup
 from engines.spec import InProcessSpec, ProcessSpec
 from tests.gateway import free_port
 
@@ -34,7 +35,8 @@ def engine(
     **fields: object,
 ) -> InProcessEngine:
     spec = InProcessSpec.model_validate({"kind": "in_process", "model": model, **fields})
-    return InProcessEngine("m-0", spec, served_name="m", run_dir=run_dir, turn=turn)
+    setup = EngineSetup(name="m-0", served_name="m", run_dir=run_dir, turn=turn)
+    return InProcessEngine(setup, spec)
 
 
 def test_description_is_the_command_line_without_vllm(tmp_path: Path) -> None:
@@ -105,9 +107,8 @@ async def test_engine_queues_for_its_turn_before_a_process_that_is_started_after
     turn = RecordedTurn()
     first = engine(tmp_path, model=str(tmp_path), turn=turn)
     spec = ProcessSpec.model_validate({"kind": "process", "model": str(tmp_path)})
-    second = ProcessEngine(
-        "n-0", spec, served_name="n", run_dir=tmp_path, launcher=["false"], turn=turn
-    )
+    setup = EngineSetup(name="n-0", served_name="n", run_dir=tmp_path, turn=turn)
+    second = ProcessEngine(setup, spec, ["false"])
     deadline = asyncio.get_running_loop().time() + 60
     starts = [asyncio.create_task(one.ensure_ready(deadline)) for one in (first, second)]
     async with asyncio.timeout(20):

@@ -17,6 +17,7 @@ from engines import inside
 from engines.base import EngineNotReady, EngineState, Progress
 from engines.interpreter import launcher
 from engines.process.engine import ProcessEngine
+from engines.setup import EngineSetup
 from engines.spec import ProcessSpec
 from tests.engines.environments import NEW, OLD, make_environment
 from tests.engines.processes import LAUNCHER, Make, ask, build, chat, family, gone, ready
@@ -142,7 +143,7 @@ async def test_variable_withheld_later_is_missing_after_a_restart(
     withheld: set[str] = set()
     spec = ProcessSpec(kind="process", model="m")
     engine = ProcessEngine(
-        "e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER, withheld=withheld
+        EngineSetup(name="e", served_name="m", run_dir=tmp_path, withheld=withheld), spec, LAUNCHER
     )
     try:
         for hidden in (False, True):
@@ -159,14 +160,9 @@ async def test_placement_overrides_the_gateways_environment(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     spec = ProcessSpec(kind="process", model="m")
-    engine = ProcessEngine(
-        "e",
-        spec,
-        served_name="demo",
-        run_dir=tmp_path,
-        launcher=LAUNCHER,
-        env={"CUDA_VISIBLE_DEVICES": "2,3"},
-    )
+    placed = {"CUDA_VISIBLE_DEVICES": "2,3"}
+    setup = EngineSetup(name="e", served_name="demo", run_dir=tmp_path, env=placed)
+    engine = ProcessEngine(setup, spec, LAUNCHER)
     try:
         await ready(engine)
         assert '"CUDA_VISIBLE_DEVICES": "2,3"' in "\n".join(engine.recent_log())
@@ -289,7 +285,8 @@ async def test_interpreter_without_vllm_is_reported_before_the_start(
 
 async def test_missing_model_directory_is_reported_before_the_start(tmp_path: Path) -> None:
     spec = ProcessSpec(kind="process", model="/nonexistent/model")
-    engine = ProcessEngine("e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER)
+    setup = EngineSetup(name="e", served_name="m", run_dir=tmp_path)
+    engine = ProcessEngine(setup, spec, LAUNCHER)
     with pytest.raises(EngineNotReady, match="/nonexistent/model does not exist"):
         await ready(engine)
 
@@ -297,7 +294,8 @@ async def test_missing_model_directory_is_reported_before_the_start(tmp_path: Pa
 async def test_too_long_socket_path_is_reported(tmp_path: Path) -> None:
     spec = ProcessSpec(kind="process", model="m")
     run_dir = tmp_path / ("x" * 100)
-    engine = ProcessEngine("e", spec, served_name="m", run_dir=run_dir, launcher=LAUNCHER)
+    setup = EngineSetup(name="e", served_name="m", run_dir=run_dir)
+    engine = ProcessEngine(setup, spec, LAUNCHER)
     with pytest.raises(EngineNotReady, match=r"server\.run_dir"):
         await ready(engine)
 
@@ -436,12 +434,14 @@ GATEWAY = """
 import asyncio, sys
 from pathlib import Path
 from engines.process.engine import ProcessEngine
+from engines.setup import EngineSetup
 from engines.spec import ProcessSpec
 
 async def main():
     spec = ProcessSpec(kind="process", model="m", args={"fake-children": True})
     launcher = (sys.executable, "-m", "tests.fakes.vllm")
-    engine = ProcessEngine("e", spec, served_name="m", run_dir=Path(sys.argv[1]), launcher=launcher)
+    setup = EngineSetup(name="e", served_name="m", run_dir=Path(sys.argv[1]))
+    engine = ProcessEngine(setup, spec, launcher)
     if sys.argv[2] == "ready":
         await engine.ensure_ready(asyncio.get_running_loop().time() + 20)
     else:

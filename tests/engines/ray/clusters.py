@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from engines.ray import Cluster, RayEngine
+from engines.setup import EngineSetup
 from engines.spec import RaySpec, RayTls
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
@@ -115,16 +116,8 @@ def build(
     spec = RaySpec.model_validate(
         {"kind": "ray", "model": "m", "restart": restart, "resources": {SLOT: 1}} | fields
     )
-    return RayEngine(
-        name,
-        spec,
-        cluster,
-        served_name="demo",
-        run_dir=run_dir,
-        launcher=launcher,
-        keep=keep,
-        tls=tls,
-    )
+    setup = EngineSetup(name=name, served_name="demo", run_dir=run_dir, keep=keep)
+    return RayEngine(setup, spec, cluster, launcher=launcher, tls=tls)
 
 
 def family(pid: int | None) -> list[psutil.Process]:

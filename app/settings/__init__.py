@@ -24,7 +24,12 @@ from app.settings.containers import ContainersSettings
 from app.settings.explain import explain_value
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
-from app.settings.identity_provider import CostBudget, ProviderSettings, is_fetched_safely
+from app.settings.identity_provider import (
+    EMAIL_CLAIM,
+    CostBudget,
+    ProviderSettings,
+    is_fetched_safely,
+)
 from app.settings.jwt import JwtSettings
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
@@ -67,6 +72,7 @@ from app.settings.telemetry import (
 from app.settings.tls import TlsSettings
 
 __all__ = (
+    "EMAIL_CLAIM",
     "LOOPBACK",
     "MAX_LEVELS",
     "MAX_VALUES",

@@ -16,6 +16,8 @@ from engines.spec import SpecModel
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
+# The claim with the address, by its name and by a path.
+EMAIL_CLAIM = frozenset({"email", "/email"})
 CLAIM = "A name, or a path such as /kubernetes.io/namespace."
 
 
@@ -78,6 +80,14 @@ class ProviderSettings(SpecModel):
     @classmethod
     def _check_issuer(cls, url: str) -> str:
         return check_url(url)
+
+    @field_validator("subject_claim")
+    @classmethod
+    def _check_subject_claim(cls, claim: str) -> str:
+        # Providers vouch only for `sub` to be unique (OpenID Connect Core, section 5.7).
+        if claim in EMAIL_CLAIM:
+            raise ValueError("two people can have one e-mail address: use sub, the default")
+        return claim
 
 
 def check_url(url: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import time
 import uuid
 from collections.abc import Callable
@@ -53,10 +54,11 @@ class IdentityProvider:
     answers: dict[str, Callable[[], tuple[str, bytes]]] = field(default_factory=dict)
     port: int = 0
     body: bytes = b""  # of the last request
+    tls: ssl.SSLContext | None = None
 
     @property
     def issuer(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -67,7 +69,7 @@ class IdentityProvider:
 
     async def start(self) -> None:
         """Listen, on the same port as before."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

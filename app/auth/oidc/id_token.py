@@ -15,7 +15,7 @@ from app.auth.tokens import (
     text_claim,
 )
 from app.errors import InvalidApiKey
-from app.settings import OidcSettings
+from app.settings import EMAIL_CLAIM, OidcSettings
 
 LOGOUT_EVENT = "http://schemas.openid.net/event/backchannel-logout"
 # Age of a logout token that is accepted, in seconds.
@@ -68,9 +68,11 @@ def check_id_token(claims: Mapping[str, Any], settings: OidcSettings, nonce: str
 
 def person_of(claims: Mapping[str, Any], settings: OidcSettings) -> Person | None:
     """Return who has signed in; None: no claim gives them a role. Raises UnusableClaim."""
-    named = (settings.subject_claim, settings.role_claim, settings.owner_claim)
-    # Providers let people enter any address. A path may name it, too.
-    if not {"email", "/email"}.isdisjoint(named) and claims.get("email_verified") is not True:
+    # Providers let people enter any address.
+    if (
+        not EMAIL_CLAIM.isdisjoint((settings.role_claim, settings.owner_claim))
+        and claims.get("email_verified") is not True
+    ):
         raise UnusableClaim("email_verified")
     id_ = caller_id(settings.name, text_claim(claims, settings.subject_claim))
     role = role_claim(claims, settings.role_claim, settings.roles)

@@ -54,7 +54,10 @@ class IdentityProvider(Generic[Chosen]):
         self._fetching: asyncio.Task[None] | None = None
 
     async def find_key(self, kid: str | None, algorithm: str) -> "jwt.PyJWK":
-        """Return the key of a token. Raises InvalidApiKey, and ServiceUnavailable without keys."""
+        """Return the key of a token.
+
+        Raises InvalidApiKey, and ServiceUnavailable while it may be a key that cannot be fetched.
+        """
         if algorithm not in self.settings.algorithms:
             raise invalid_key()
         key = self.keys.find(kid, algorithm)
@@ -62,7 +65,7 @@ class IdentityProvider(Generic[Chosen]):
             await self.refresh_if_old()
             key = self.keys.find(kid, algorithm)
         if key is None:
-            if not self.keys:
+            if self.failed or not self.keys:
                 raise ServiceUnavailable("access tokens cannot be checked at the moment; try again")
             raise invalid_key()
         return key

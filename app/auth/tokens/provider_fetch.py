@@ -19,6 +19,8 @@ FETCH_S = 10.0
 MAX_DOCUMENT_BYTES = 2**20
 MAX_TOKEN_FILE_BYTES = 2**16
 DISCOVERY = "/.well-known/openid-configuration"
+# OpenSSL's X509_V_ERR_… of a certificate that is signed by itself, or by one that is not known.
+_UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 
 
 class FetchError(Exception):
@@ -40,7 +42,7 @@ async def connected(ca_file: Path | None) -> "AsyncIterator[httpx.AsyncClient]":
     except TimeoutError:
         raise FetchError(f"no answer within {FETCH_S:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise FetchError(str(error) or type(error).__name__) from None
+        raise FetchError(_reason(error)) from None
     except OSError as error:  # of a file
         raise FetchError(str(error)) from None
 
@@ -141,6 +143,19 @@ class KeyFetch:
         if not token or not token.isascii() or len(token.split()) != 1:
             raise FetchError(f"{file} holds no token")
         return {"authorization": f"Bearer {token.decode()}"}
+
+
+def _reason(error: Exception) -> str:
+    """Return why a request failed; a certificate that is not accepted in words of its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            hint = (
+                "; ca_file names its authority" if cause.verify_code in _UNKNOWN_AUTHORITY else ""
+            )
+            return f"its certificate is not accepted: {cause.verify_message.rstrip('.')}{hint}"
+        cause = cause.__context__
+    return str(error) or type(error).__name__
 
 
 def _context(ca_file: Path | None) -> ssl.SSLContext:

@@ -28,6 +28,7 @@ from tests.fakes.identity_provider import SigningKey
 from tests.fakes.openid_provider import CLIENT_ID, SECRET, OpenIdProvider
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, ROOT_KEY, Gateway, serving_demo
+from tests.moved_clock import MovedClock
 
 SECRET_ENV = "CONSOLE_OIDC_SECRET"
 CALLBACK = "/console/login/oidc/callback"
@@ -514,6 +515,10 @@ FIT = f"{NOT_VALID}its form, its key or its signature does not fit."
         pytest.param({"exp": None}, f"{NOT_VALID}it has no exp", id="without-exp"),
         pytest.param({"iat": None}, f"{NOT_VALID}it has no iat", id="without-iat"),
         pytest.param({"iat": time.time() + 86400}, f"{NOT_VALID}it is not valid yet", id="clock"),
+        pytest.param(
+            {"iat": time.time() + 300}, f"{NOT_VALID}it is not valid yet", id="5-minutes-ahead"
+        ),
+        pytest.param({"exp": time.time() - 300}, f"{NOT_VALID}it has expired", id="5-behind"),
         pytest.param({"iss": "https://evil.example"}, FIT, id="issuer"),
         pytest.param({"sub": None}, f"{NOT_VALID}it has no sub", id="without-subject"),
         pytest.param(
@@ -603,6 +608,42 @@ async def test_provider_that_is_down_is_said_in_one_line_and_keys_still_work(
     assert by_key.status_code == 303
     await provider.start()
     assert await visit.begin()
+
+
+@pytest.mark.slow
+async def test_an_hour_without_the_provider(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions go on to their end; who has to sign in waits for the provider, or has a key."""
+    monkeypatch.setattr(provider_module, "COOLDOWN_S", 0.0)
+    clock = MovedClock(monkeypatch)
+    alice = {"role": "admin", "key_id": "sso:alice"}
+    down = "The identity provider does not answer now. Try again later."
+    async with (
+        OpenIdProvider() as provider,
+        serving_demo(tmp_path, fake.url, console={"oidc": oidc(provider)}) as gateway,
+        visiting(gateway) as visit,
+        visiting(gateway) as bob,
+    ):
+        await visit.sign_in(provider, groups="ops")
+        begun = provider.grant(await bob.begin(), subject="bob", groups="users")
+        await provider.stop()
+        assert "does not answer" in fault(await bob.finish(begun))
+        for clock.by_s in (60, 3600):
+            assert await visit.session() == alice
+            response = await bob.client.post("/console/login/oidc", headers=SAME_ORIGIN)
+            assert (response.status_code, fault(response)) == (503, down)
+        by_key = {"key": ROOT_KEY}
+        entered = await bob.client.post("/console/login", data=by_key, headers=SAME_ORIGIN)
+        assert entered.status_code == 303
+        await provider.start()
+        now = clock.time()
+        await bob.sign_in(provider, subject="bob", groups="users", iat=now, exp=now + 600)
+        assert await bob.session() == {"role": "client", "key_id": "sso:bob"}
+        clock.by_s = 8 * 3600 - 60
+        assert await visit.session() == alice
+        clock.by_s = 8 * 3600
+        assert await visit.session() == 401
 
 
 async def test_provider_that_fails_between_the_steps_is_said(

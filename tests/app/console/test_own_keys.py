@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -49,9 +50,13 @@ async def gateway(
         yield gateway
 
 
-async def enter(visit: Visit, provider: OpenIdProvider, subject: str, groups: str) -> None:
+async def enter(
+    visit: Visit, provider: OpenIdProvider, subject: str, groups: str, **claims: Any
+) -> None:
     """Sign in, and take the token of the pages."""
-    await visit.sign_in(provider, subject=subject, groups=groups, team="research")
+    await visit.sign_in(
+        provider, **{"subject": subject, "groups": groups, "team": "research", **claims}
+    )
     page = await visit.client.get("/console", follow_redirects=True)
     found = re.search(r'name="csrf-token" content="([0-9a-f]+)"', page.text)
     assert found
@@ -152,6 +157,40 @@ async def test_only_keys_of_the_person_are_seen_and_deleted(
         page = (await dan.client.get("/console/own_keys")).text
         assert "sso:eve" not in page
         assert "You have no key yet." in page
+
+
+@pytest.mark.parametrize("team", [None, "research"], ids=["owners-of-their-own", "one-owner"])
+async def test_two_people_with_one_email_are_two(
+    gateway: Gateway, provider: OpenIdProvider, team: str | None
+) -> None:
+    """An account with the address of another, in all that is shown of it, gets nothing of it."""
+    same = {"email": "kim@example.org", "email_verified": True, "name": "Kim"}
+    first, second = (f"{name}-{team}" for name in ("kim", "mallory"))
+    async with visiting(gateway) as one, visiting(gateway) as other:
+        await enter(one, provider, first, "ops", sid="1", **same, team=team or first)
+        await enter(other, provider, second, "users", sid="2", **same, team=team or second)
+        assert await one.session() == {"role": "admin", "key_id": f"sso:{first}"}
+        assert await other.session() == {"role": "client", "key_id": f"sso:{second}"}
+        made = (await make(one)).json()
+        assert (made["name"], made["owner"]) == (f"laptop (sso:{first})", team or first)
+        assert "You have no key yet." in (await other.client.get("/console/own_keys")).text
+        assert (await other.client.delete(f"{API}/{made['id']}")).status_code == 404
+        assert (await make(other)).json()["owner"] == (team or second)
+        token = provider.logout_token(subject=first, sid="1")
+        told = await one.client.post("/console/logout/oidc", data={"logout_token": token})
+        assert told.status_code == 200
+        assert await one.session() == 401
+        assert await other.session() == {"role": "client", "key_id": f"sso:{second}"}
+        headers = {"authorization": f"Bearer {made['key']}"}
+        assert (await gateway.client.get("/v1/models", headers=headers)).status_code == 200
+    acts = [(who, action) for who, action, _ in (await actions(gateway))[:5]]
+    assert acts == [
+        (f"sso:{first}", "session.sign_out"),
+        (f"sso:{second}", "key.create"),
+        (f"sso:{first}", "key.create"),
+        (f"sso:{second}", "session.sign_in"),
+        (f"sso:{first}", "session.sign_in"),
+    ]
 
 
 async def test_forged_requests_and_keys_make_no_key(

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from app.auth.tokens.provider import IdentityProvider as Provider
 from app.auth.tokens.provider_fetch import DISCOVERY, MAX_DOCUMENT_BYTES, FetchError, KeyFetch
 from app.errors import InvalidApiKey
 from app.settings import JwtSettings
+from tests.certificates import Identity, make_identity
 from tests.fakes.identity_provider import IdentityProvider, SigningKey
+from tests.waiting import wait_until
 
 ALGORITHMS = ("RS256", "ES256")
 
@@ -93,6 +97,44 @@ async def test_provider_that_is_down_is_a_fault(provider: IdentityProvider) -> N
     assert "connection attempts failed" in await fault(provider)
 
 
+AUTHORITY = make_identity("authority")
+
+
+@pytest.mark.parametrize(
+    ("identity", "reason"),
+    [
+        pytest.param(
+            make_identity(),
+            "self-signed certificate; ca_file names its authority",
+            id="self-signed",
+        ),
+        pytest.param(
+            make_identity(issuer=make_identity("another")),
+            "unable to get local issuer certificate; ca_file names its authority",
+            id="of-an-unknown-authority",
+        ),
+        pytest.param(
+            make_identity(issuer=AUTHORITY, days_left=-1), "certificate has expired", id="expired"
+        ),
+        pytest.param(
+            make_identity(issuer=AUTHORITY, address="127.0.0.9"),
+            "IP address mismatch, certificate is not valid for '127.0.0.1'",
+            id="of-another-host",
+        ),
+    ],
+)
+async def test_certificate_that_is_not_accepted_is_said_in_one_line(
+    identity: Identity, reason: str, tmp_path: Path
+) -> None:
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(identity.write(tmp_path / "served.pem"))
+    accepted = tmp_path / "authority.pem"
+    accepted.write_bytes(AUTHORITY.certificate_pem)
+    async with IdentityProvider(tls=served) as provider:
+        found = await fault(provider, ca_file=accepted)
+    assert found == f"its certificate is not accepted: {reason}"
+
+
 async def test_token_of_the_file_goes_to_the_keys_only(
     provider: IdentityProvider, tmp_path: Any
 ) -> None:
@@ -133,6 +175,24 @@ async def test_callers_share_a_fetch_and_the_next_one_waits_for_the_cooldown() -
     assert (await provider.find_key(key.kid, "ES256")).key_id == key.kid
     with pytest.raises(InvalidApiKey):
         await provider.find_key(key.kid, "HS256")
+
+
+async def test_keys_come_back_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider_module, "RETRY_S", 0.0)
+    keys = KeySet.parse(json.dumps({"keys": [SigningKey.make().jwk]}).encode(), ALGORITHMS)
+    outage = [FetchError("down")] * 3
+
+    async def fetch() -> KeySet:
+        if outage:
+            raise outage.pop()
+        return keys
+
+    settings = JwtSettings(name="sso", issuer="https://id.example", audience="a")
+    provider = Provider(settings, fetch, on_keys=lambda: None)
+    fetching = asyncio.create_task(provider.run())
+    await wait_until(lambda: provider.keys)
+    assert not provider.failed
+    fetching.cancel()
 
 
 def parsed(*keys: dict[str, Any]) -> KeySet:

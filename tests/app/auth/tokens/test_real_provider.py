@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import jwt
 import pytest
-from openai import AsyncOpenAI, AuthenticationError
+from openai import AsyncOpenAI, AuthenticationError, InternalServerError
 
 from app.auth.tokens import provider as provider_module
 from tests.clients.environments import Unavailable
 from tests.fakes.identity_provider import AUDIENCE, SigningKey
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, serving_demo
+from tests.moved_clock import MovedClock
 from tests.oidc_provider import OidcProvider
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +36,13 @@ def provider(keys: list[SigningKey]) -> Iterator[OidcProvider]:
 
 
 @pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    return MovedClock(monkeypatch)
+
+
+@pytest.fixture
 async def gateway(
-    provider: OidcProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    provider: OidcProvider, clock: MovedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Gateway]:
     monkeypatch.setattr(provider_module, "COOLDOWN_S", 0.0)
     accepted = {"name": "sso", "issuer": provider.issuer, "audience": AUDIENCE}
@@ -57,25 +64,27 @@ async def chat(gateway: Gateway, token: str) -> str:
 async def test_tokens_are_keys_while_the_provider_rotates_and_is_down(
     gateway: Gateway, provider: OidcProvider, keys: list[SigningKey]
 ) -> None:
-    old = await asyncio.to_thread(provider.token)
+    old = newest = await asyncio.to_thread(provider.token)
     assert await chat(gateway, old)
 
-    answered = 0
-    rotated = asyncio.Event()
+    answered = dict.fromkeys(("before", "during", "after"), 0)
+    phase = "before"
 
     async def load() -> None:
-        nonlocal answered
-        while not rotated.is_set():
-            await chat(gateway, old)
-            answered += 1
+        while answered["after"] < 8:
+            began = phase
+            await chat(gateway, newest)  # raises if it is refused
+            answered[began] += 1
 
-    loading = asyncio.create_task(load())
-    await asyncio.to_thread(provider.restart, keys[1], keys[0])
-    new = await asyncio.to_thread(provider.token)
-    assert await chat(gateway, new), "the first token of the new key"
-    rotated.set()
-    await loading
-    assert answered > 0
+    async with asyncio.timeout(2 * PATIENCE_S), asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(load())
+        await wait_until(lambda: answered["before"] >= 4)
+        phase = "during"  # of the restart, in which the provider is down
+        await asyncio.to_thread(provider.restart, keys[1], keys[0])
+        new = newest = await asyncio.to_thread(provider.token)
+        phase = "after"  # the first ones have a key that is not known yet
+    assert answered["during"] > 0
 
     await asyncio.to_thread(provider.stop)
     assert await chat(gateway, old)
@@ -87,3 +96,40 @@ async def test_tokens_are_keys_while_the_provider_rotates_and_is_down(
     assert [(row["key_id"], row["owner"]) for row in used.json()["data"]] == [
         ("sso:agent", "research")
     ]
+
+
+def token_of(provider: OidcProvider, key: SigningKey, clock: MovedClock, life_s: int) -> str:
+    """Return a token as the provider makes it, at the time of the moved clock."""
+    now = int(clock.time())
+    claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "agent", "team": "research"}
+    times = {"iat": now, "exp": now + life_s}
+    return jwt.encode({**claims, **times}, key.private, key.algorithm, {"kid": key.kid})
+
+
+async def test_an_hour_without_the_provider(
+    gateway: Gateway, provider: OidcProvider, keys: list[SigningKey], clock: MovedClock
+) -> None:
+    """Tokens end with their life and not before, and what cannot be checked is a 503."""
+    short = await asyncio.to_thread(provider.token)  # lives for ten minutes
+    long, unused = (token_of(provider, keys[0], clock, 7200 + life) for life in (0, 1))
+    assert await chat(gateway, short)
+    assert await chat(gateway, long)
+    await asyncio.to_thread(provider.stop)
+
+    clock.by_s = 540
+    assert await chat(gateway, short)
+    assert await chat(gateway, long)
+
+    clock.by_s = 3600
+    assert await chat(gateway, long), "verified an hour ago"
+    assert await chat(gateway, unused), "verified now, by the keys of an hour ago"
+    with pytest.raises(AuthenticationError, match="the access token has expired"):
+        await chat(gateway, short)
+    rotated = token_of(provider, keys[1], clock, 600)
+    with pytest.raises(InternalServerError, match="cannot be checked at the moment") as refused:
+        await chat(gateway, rotated)
+    assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "1")
+
+    await asyncio.to_thread(provider.restart, keys[1], keys[0])
+    assert await chat(gateway, rotated)
+    assert await chat(gateway, long)

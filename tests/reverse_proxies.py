@@ -5,6 +5,7 @@ import ssl
 from pathlib import Path
 
 from tests.certificates import make_identity
+from tests.gateway import free_port
 from tests.services import Server
 
 LINES = Path(__file__).parent.parent / "deploy" / "proxy"
@@ -68,6 +69,34 @@ class Nginx(ReverseProxy):
 
     def _command(self) -> list[str]:
         return ["nginx", "-p", str(self.directory), "-e", "stderr", "-c", str(self._main)]
+
+
+class NginxChain(Nginx):
+    """Three nginx, one behind the other: the lines, and two proxies that pass headers on."""
+
+    # From where each of them calls the next one.
+    ADDRESSES = ("127.0.0.1", "127.0.0.3", "127.0.0.4")
+
+    def __init__(self, gateway_port: int) -> None:
+        middle, inner = free_port(), free_port()
+        super().__init__(middle)
+        _, from_middle, from_inner = self.ADDRESSES
+        behind = _passing_on(middle, from_middle, inner) + _passing_on(
+            inner, from_inner, gateway_port
+        )
+        included = f"include {self._configuration};"
+        self._main.write_text(self._main.read_text().replace(included, f"{included} {behind}"))
+
+
+def _passing_on(port: int, address: str, to_port: int) -> str:
+    """Return a server of nginx that is called by proxies only."""
+    return (
+        f"server {{ listen 127.0.0.1:{port}; location / {{ "
+        f"proxy_pass http://127.0.0.1:{to_port}; proxy_bind {address}; "
+        "proxy_set_header Host $http_host; "
+        "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for; "
+        "proxy_set_header X-Forwarded-Proto $http_x_forwarded_proto; } } "
+    )
 
 
 class Caddy(ReverseProxy):

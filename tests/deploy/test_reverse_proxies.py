@@ -9,8 +9,15 @@ import httpx
 import pytest
 
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, Gateway, serving_demo
-from tests.reverse_proxies import BEHIND_PROXY, ROOT_PATH, Caddy, Nginx, ReverseProxy
+from tests.gateway import AUTH, ROOT, Gateway, serving_demo
+from tests.reverse_proxies import (
+    BEHIND_PROXY,
+    ROOT_PATH,
+    Caddy,
+    Nginx,
+    NginxChain,
+    ReverseProxy,
+)
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -119,3 +126,40 @@ async def test_session_cookie_is_for_https_and_the_prefix(proxy: ReverseProxy) -
     cookie = entered.headers["set-cookie"].lower()
     assert f"; path={ROOT_PATH}/console;" in cookie
     assert "; secure" in cookie
+
+
+@pytest.mark.parametrize(
+    ("trusted", "seen"),
+    [
+        pytest.param(NginxChain.ADDRESSES, "127.0.0.9", id="all-are-trusted"),
+        pytest.param(NginxChain.ADDRESSES[1:], "127.0.0.1", id="the-outermost-is-not"),
+    ],
+)
+async def test_client_before_three_proxies_cannot_say_who_it_is(
+    fake: Fake, tmp_path: Path, trusted: tuple[str, ...], seen: str
+) -> None:
+    server = {**BEHIND_PROXY, "trusted_proxies": list(trusted)}
+    own_words = {
+        "x-forwarded-for": "192.0.2.1, 127.0.0.1, 127.0.0.3",
+        "x-forwarded-proto": "http",
+        "x-forwarded-prefix": "/evil",
+        "forwarded": "for=192.0.2.1",
+    }
+    async with serving_demo(tmp_path, fake.url, server=server) as gateway:
+        proxy = NginxChain(gateway.port)
+        await asyncio.to_thread(proxy.__enter__)
+        try:
+            async with client_of(proxy, "127.0.0.9") as client:
+                client.headers.update(own_words)
+                key = ROOT["authorization"].removeprefix("Bearer ")
+                entered = await client.post(
+                    "console/login", data={"key": key}, headers={"sec-fetch-site": "same-origin"}
+                )
+                assert entered.headers["location"] == f"{ROOT_PATH}/console"
+                assert "; secure" in entered.headers["set-cookie"].lower()
+                made = await client.post("admin/keys", json={"name": "new"}, headers=ROOT)
+                assert made.status_code == 201, made.text
+            audit = await gateway.client.get("/admin/audit", headers=ROOT)
+            assert [one["address"] for one in audit.json()["data"]] == [seen] * 2
+        finally:
+            proxy.remove()

@@ -24,6 +24,7 @@ from rich.console import Console
 from bench import (
     bytecodes,
     disturbances,
+    handshakes,
     ledger,
     machine,
     memory,
@@ -47,6 +48,7 @@ PARTS = (
     "stall",
     memory.PART,
     disturbances.PART,
+    handshakes.PART,
     bytecodes.PART,
     ledger.PART,
     "real",
@@ -114,6 +116,8 @@ def main() -> None:
             else ()
         )
         others: list[Table] = []
+        if handshakes.PART in parts:
+            others.append(handshakes.measure(found, say, note, quick=options.quick))
         if bytecodes.PART in parts:
             others.append(bytecodes.measure())
         if ledger.PART in parts:

@@ -36,6 +36,7 @@ class OidcProvider(Server):
         self.keys = list(keys)
         self.people = people or {}
         self.console = ""
+        self.console_certificate: Path | None = None  # of an authority of its own
         self._program = programs("oidc-provider") / SERVER.name
         shutil.copy(SERVER, self._program)  # Node looks for packages beside it
 
@@ -56,8 +57,10 @@ class OidcProvider(Server):
         keys = json.dumps([_private_jwk(key) for key in self.keys])
         people = json.dumps(self.people)
         return ["env", f"KEYS={keys}", f"PEOPLE={people}", f"ISSUER={self.issuer}",
-                f"CONSOLE={self.console}", f"PATH={os.environ['PATH']}", "node",
-                str(self._program), str(self.port)]  # fmt: skip
+                f"CONSOLE={self.console}",
+                f"NODE_EXTRA_CA_CERTS={self.console_certificate or ''}",
+                f"PATH={os.environ['PATH']}", "node", str(self._program),
+                str(self.port)]  # fmt: skip
 
     def _answers(self) -> bool:
         with socket.socket() as probe:

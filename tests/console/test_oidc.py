@@ -3,12 +3,13 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, AuthenticationError
+from openai import AsyncOpenAI, AuthenticationError, DefaultAsyncHttpxClient
 from playwright.async_api import Browser, Page, expect
 
 from app.auth import Role
@@ -19,6 +20,7 @@ from tests.console.watched_page import fresh_context
 from tests.fakes.identity_provider import SigningKey
 from tests.gateway import ROOT
 from tests.oidc_provider import CONSOLE_ID, CONSOLE_SECRET, OidcProvider
+from tests.reverse_proxies import BEHIND_PROXY, Nginx
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -186,7 +188,9 @@ async def test_keys_rotate_and_a_provider_that_is_down_is_said(
         await page.goto("/console/overview")
         await sign_in(page, "ada")
         await expect(page.locator(".who")).to_contain_text("Ada Lovelace")
-    await asyncio.to_thread(provider.stop)
+        await asyncio.to_thread(provider.stop)
+        await page.reload()
+        await expect(page.locator(".who")).to_contain_text("Ada Lovelace")
     async with new_page(site) as page:
         await page.goto("/console/overview")
         await page.get_by_role("button", name=re.compile("Sign in with")).click()
@@ -196,3 +200,58 @@ async def test_keys_rotate_and_a_provider_that_is_down_is_said(
         await page.get_by_role("button", name="Log in").click()
         await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await asyncio.to_thread(provider.start)
+
+
+async def test_through_nginx_below_a_prefix_with_tls(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: OidcProvider
+) -> None:
+    """What ends when: the session with the provider's, a key of one's own when it is deleted."""
+    monkeypatch.setattr(provider_module, "COOLDOWN_S", 0.0)
+    monkeypatch.setenv(SECRET_ENV, CONSOLE_SECRET)
+    async with AsyncExitStack() as stack:
+        other = OidcProvider(SigningKey.make("RS256"), people=PEOPLE)
+        stack.callback(other.remove)
+        site = await stack.enter_async_context(
+            serving_site(browser, tmp_path, server=BEHIND_PROXY, console=accepting(other))
+        )
+        proxy = Nginx(site.gateway.port)
+        stack.callback(proxy.remove)
+        other.console, other.console_certificate = proxy.url, proxy.certificate
+        await asyncio.gather(asyncio.to_thread(proxy.start), asyncio.to_thread(other.start))
+        context = await stack.enter_async_context(
+            fresh_context(browser, proxy.origin, ignore_https_errors=True)
+        )
+        page = await context.new_page()
+        await page.goto(f"{proxy.url}/console/own_keys")
+        await sign_in(page, "bob")
+        await expect(page).to_have_url(f"{proxy.url}/console/own_keys")
+        await page.get_by_label("Name, such as where it is used").fill("laptop")
+        await page.get_by_role("button", name="Create key").click()
+        secret = page.get_by_label("The key", exact=True)
+        await expect(secret).to_contain_text("sk-gw-")
+        key = str(await secret.text_content())
+        await page.get_by_role("button", name="I have copied it").click()
+        client = await stack.enter_async_context(
+            AsyncOpenAI(
+                base_url=f"{proxy.url}/v1",
+                api_key=key,
+                max_retries=0,
+                http_client=DefaultAsyncHttpxClient(verify=proxy.context),
+            )
+        )
+        assert [model.id async for model in client.models.list()] == ["demo"]
+
+        await page.goto(f"{other.issuer}/session/end")
+        await page.get_by_role("button", name="Yes, sign me out").click()
+        await expect(page.get_by_text("Sign-out Success")).to_be_visible()
+        await page.goto(f"{proxy.url}/console/own_keys")
+        await expect(page).to_have_url(re.compile(f"{proxy.url}/console/login"))
+        assert [model.id async for model in client.models.list()] == ["demo"]
+
+        admin = site.gateway.client
+        keys = (await admin.get("/admin/keys", headers=ROOT)).json()["data"]
+        (own,) = [one["id"] for one in keys if one["name"] == "laptop (sso:bob)"]
+        deleted = await admin.delete(f"/admin/keys/{own}?now=true", headers=ROOT)
+        assert deleted.is_success
+        with pytest.raises(AuthenticationError):
+            await client.models.list()

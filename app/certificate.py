@@ -80,6 +80,7 @@ def _load(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
     context.minimum_version = _VERSIONS[settings.min_version]
     context.set_ciphers(_TLS_1_2_CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
+    context.num_tickets = 1  # OpenSSL sends two; each resumption brings the next
     expires = _read_expiry(settings.cert_file)
     _check_readable("key_file", settings.key_file)
     try:

@@ -90,6 +90,10 @@ lock: ## pin the requirements again; UPGRADE=--upgrade takes the newest versions
 schema: setup-dev ## write the generated files: JSON Schema, .env.example, the pages of settings, commands and API
 	@$(BIN)/python -m tests.docs.reference
 
+.PHONY: texts
+texts: setup-dev ## collect the texts of the console for its translations
+	@$(BIN)/python -m tests.app.console.texts
+
 .PHONY: screenshots
 screenshots: setup-dev ## take the screenshots of the console, on the demo model: docs/images/*.png
 	@tests/install-services.sh

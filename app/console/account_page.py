@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.auth import KeyStore, Principal, ShownKey, UnknownKey
+from app.console.language import gettext, noop
 from app.console.page_routes import page_router
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
@@ -24,10 +25,11 @@ DAYS = 30
 # Rows of the table, which are rendered at once: 30 days of a few models.
 TABLE_ROWS = 500
 _MODELS = 100
+# Of a rate limit by its kind: its name and what it counts.
 _UNITS = {
-    "requests": "requests per minute",
-    "tokens": "tokens per minute",
-    "concurrency": "requests at once",
+    "requests": (noop("Requests per minute"), noop("requests")),
+    "tokens": (noop("Tokens per minute"), noop("tokens")),
+    "concurrency": (noop("Requests at once"), noop("requests")),
 }
 
 
@@ -74,7 +76,7 @@ class AccountPages:
             "more_models": max(len(models) - _MODELS, 0),
             "limits": await self._limits(principal),
             "budgets": [
-                *budget_levels("This key", principal, report, today),
+                *budget_levels(gettext("This key"), principal, report, today),
                 *await self._owner_budgets(principal, today),
             ],
             "rows": rows[:TABLE_ROWS],
@@ -105,18 +107,24 @@ class AccountPages:
         rows = await usage_report(
             self.database, ("day",), today.replace(day=1), today, owner=owner.name
         )
-        return budget_levels(f"All keys of {owner.name}", owner, rows, today)
+        return budget_levels(gettext("All keys of %(owner)s", owner=owner.name), owner, rows, today)
 
 
 def limit_level(use: LimitUse) -> Level:
     """Return a rate limit with the part in use."""
-    whose = "This key" if use.subject == "key" else f"All keys of {use.name}"
-    note = "" if not use.free_s else f"free again in {use.free_s} s"
+    whose = gettext("This key")
+    if use.subject != "key":
+        whose = gettext("All keys of %(owner)s", owner=use.name)
+    note = "" if not use.free_s else gettext("free again in %(number)s s", number=use.free_s)
     if use.kind != "concurrency" and use.most != use.limit:
-        saved = f"{use.limit:,} per minute, of which {use.most:,} can be used at once"
+        saved = gettext(
+            "%(limit)s per minute, of which %(most)s can be used at once",
+            limit=format(use.limit, ","),
+            most=format(use.most, ","),
+        )
         note = f"{saved}; {note}" if note else saved
-    unit = _UNITS[use.kind]
-    return Level(whose, unit.capitalize(), use.used, use.most, unit.split(" ")[0], note)
+    what, unit = _UNITS[use.kind]
+    return Level(whose, gettext(what), use.used, use.most, gettext(unit), note)
 
 
 def budget_levels(
@@ -127,18 +135,18 @@ def budget_levels(
     next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
     month = today.replace(day=1)
     spans = (
-        ("Tokens a day", of.daily_tokens, today, tomorrow, "tokens"),
-        ("Tokens a month", of.monthly_tokens, month, next_month, "tokens"),
-        ("Cost a day", of.daily_cost_nano, today, tomorrow, ""),
-        ("Cost a month", of.monthly_cost_nano, month, next_month, ""),
+        (noop("Tokens a day"), of.daily_tokens, today, tomorrow, gettext("tokens")),
+        (noop("Tokens a month"), of.monthly_tokens, month, next_month, gettext("tokens")),
+        (noop("Cost a day"), of.daily_cost_nano, today, tomorrow, ""),
+        (noop("Cost a month"), of.monthly_cost_nano, month, next_month, ""),
     )
     levels = []
     for what, most, since, until, unit in spans:
         if most is not None:
             totals = totals_of(days_of(rows, since))
             used = totals.tokens if unit else totals.cost_nano
-            note = f"begins anew on {until} at 00:00 UTC"
-            levels.append(Level(whose, what, used, most, unit, note))
+            note = gettext("begins anew on %(day)s at 00:00 UTC", day=until)
+            levels.append(Level(whose, gettext(what), used, most, unit, note))
     return levels
 
 

@@ -1,4 +1,4 @@
-"""The actions on models and engines: which are possible now, and what each does to requests. Pure.
+"""The actions on models and engines: which are possible now, and what each does to requests.
 
 A confirmation says how many requests are in flight, and whether they finish, move or end.
 """
@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from app.console.language import gettext, ngettext, noop
 from app.fleet import EngineRow, ModelRow
 from engines.base import EngineState
 
 _AFTER_UNLOAD = {
-    "on_demand": "A new request for the model loads it again.",
-    "eager": "Requests for it are refused, or go to its fallbacks, until it is loaded again.",
+    "on_demand": noop("A new request for the model loads it again."),
+    "eager": noop("Requests for it are refused, or go to its fallbacks, until it is loaded again."),
 }
 
 
@@ -20,6 +21,7 @@ _AFTER_UNLOAD = {
 class Action:
     """A button: a POST to the admin API after a confirmation."""
 
+    name: str
     label: str
     path: str
     title: str
@@ -63,23 +65,25 @@ def engine_actions(row: EngineRow, *, managed: bool, continues: bool) -> list[Ac
     """
     if not managed:
         return []
+    requests = _requests(row.in_flight)
     if row.in_flight == 0:
-        effect = "No request is in flight on it."
+        effect = gettext("No request is in flight on it.")
     elif continues:
-        effect = (
-            f"{_requests(row.in_flight)} in flight on it. Streams that can be continued go on at "
-            "another engine of the model, or after the restart; all other requests end with an "
-            "error."
+        effect = gettext(
+            "%(requests)s in flight on it. Streams that can be continued go on at another engine "
+            "of the model, or after the restart; all other requests end with an error.",
+            requests=requests,
         )
     else:
-        effect = f"{_requests(row.in_flight)} in flight on it: all end with an error."
+        effect = gettext("%(requests)s in flight on it: all end with an error.", requests=requests)
     return [
         Action(
-            "Restart",
+            "restart",
+            gettext("Restart"),
             f"/admin/engines/{quote(row.name)}/restart",
-            f"Restart engine {row.name}?",
-            f"The engine is stopped, then loads the model again. {effect}",
-            f"Engine {row.name} restarts.",
+            gettext("Restart engine %(name)s?", name=row.name),
+            gettext("The engine is stopped, then loads the model again. %(effect)s", effect=effect),
+            gettext("Engine %(name)s restarts.", name=row.name),
             danger=True,
         )
     ]
@@ -90,35 +94,48 @@ def _load_actions(row: ModelRow, abilities: ModelAbilities) -> Iterator[Action]:
         return
     if abilities.asleep:
         yield Action(
-            "Wake",
+            "wake",
+            gettext("Wake"),
             _path(row, "wake"),
-            f"Wake {row.name}?",
-            "Its sleeping engines wake up, and the others start. Requests in flight are not "
-            "affected.",
-            f"{row.name} wakes up.",
+            gettext("Wake %(name)s?", name=row.name),
+            gettext(
+                "Its sleeping engines wake up, and the others start. Requests in flight are not "
+                "affected."
+            ),
+            gettext("%(name)s wakes up.", name=row.name),
         )
         return
     yield Action(
-        "Load",
+        "load",
+        gettext("Load"),
         _path(row, "load"),
-        f"Load {row.name}?",
-        "Its engines that are not ready start, also those that failed. Requests in flight are not "
-        "affected; models on demand that have none may be unloaded to make room.",
-        f"{row.name} loads.",
+        gettext("Load %(name)s?", name=row.name),
+        gettext(
+            "Its engines that are not ready start, also those that failed. Requests in flight are "
+            "not affected; models on demand that have none may be unloaded to make room."
+        ),
+        gettext("%(name)s loads.", name=row.name),
     )
 
 
 def _sleep_actions(row: ModelRow, abilities: ModelAbilities) -> Iterator[Action]:
     if abilities.sleep_level is None or row.ready == 0:
         return
-    weights = "are kept in CPU memory" if abilities.sleep_level == 1 else "are dropped"
+    if abilities.sleep_level == 1:
+        memory = gettext("GPU memory is given back; the weights are kept in CPU memory.")
+    else:
+        memory = gettext("GPU memory is given back; the weights are dropped.")
     yield Action(
-        "Sleep",
+        "sleep",
+        gettext("Sleep"),
         f"{_path(row, 'sleep')}?level={abilities.sleep_level}",
-        f"Put {row.name} to sleep?",
-        f"GPU memory is given back; the weights {weights}. {_finishing(row, abilities)} A new "
-        "request for the model wakes it.",
-        f"{row.name} goes to sleep.",
+        gettext("Put %(name)s to sleep?", name=row.name),
+        gettext(
+            "%(memory)s %(requests)s A new request for the model wakes it.",
+            memory=memory,
+            requests=_finishing(row, abilities),
+        ),
+        gettext("%(name)s goes to sleep.", name=row.name),
     )
 
 
@@ -126,12 +143,16 @@ def _unload_actions(row: ModelRow, abilities: ModelAbilities) -> Iterator[Action
     if not abilities.unloadable or row.state is EngineState.STOPPED:
         return
     yield Action(
-        "Unload",
+        "unload",
+        gettext("Unload"),
         _path(row, "unload"),
-        f"Unload {row.name}?",
-        f"Its engines stop and give their memory back. {_finishing(row, abilities)} "
-        f"{_AFTER_UNLOAD[row.load]}",
-        f"{row.name} unloads.",
+        gettext("Unload %(name)s?", name=row.name),
+        gettext(
+            "Its engines stop and give their memory back. %(requests)s %(after)s",
+            requests=_finishing(row, abilities),
+            after=gettext(_AFTER_UNLOAD[row.load]),
+        ),
+        gettext("%(name)s unloads.", name=row.name),
         danger=True,
     )
 
@@ -139,17 +160,21 @@ def _unload_actions(row: ModelRow, abilities: ModelAbilities) -> Iterator[Action
 def _finishing(row: ModelRow, abilities: ModelAbilities) -> str:
     """Return what happens to the requests of engines that leave once they are idle."""
     if row.in_flight == 0:
-        return "No request is in flight."
+        return gettext("No request is in flight.")
+    requests = _requests(row.in_flight)
     if abilities.others_stay:
-        return (
-            f"{_requests(row.in_flight)} in flight: streams go on at the engines that stay, where "
-            "they can; the others finish first."
+        return gettext(
+            "%(requests)s in flight: streams go on at the engines that stay, where they can; the "
+            "others finish first.",
+            requests=requests,
         )
-    return f"{_requests(row.in_flight)} in flight: the engines wait until they have finished."
+    return gettext(
+        "%(requests)s in flight: the engines wait until they have finished.", requests=requests
+    )
 
 
 def _requests(number: int) -> str:
-    return "1 request is" if number == 1 else f"{number:,} requests are"
+    return ngettext("1 request is", "%(number)s requests are", number, number=format(number, ","))
 
 
 def _path(row: ModelRow, verb: str) -> str:

@@ -12,6 +12,7 @@ from app.api import Right, parse_audit_cursor
 from app.audit import Action, AuditFilter, AuditPage, AuditTrail, StoredRecord
 from app.console.chips import Chip, Filters
 from app.console.differences import Difference, differences
+from app.console.language import gettext, noop
 from app.console.page_routes import page_router, require
 from app.console.rendering import Renderer
 from app.console.requests_query import MAX_CHARS, parse_time
@@ -20,17 +21,21 @@ from app.errors import BadRequest
 
 AUDIT = f"{CONSOLE}/audit"
 ROWS = 50
-_SPANS = {"24h": "Last 24 hours", "7d": "Last 7 days", "30d": "Last 30 days"}
+_SPANS = {
+    "24h": noop("Last 24 hours"),
+    "7d": noop("Last 7 days"),
+    "30d": noop("Last 30 days"),
+}
 _KINDS = {
-    "key": "Keys",
-    "owner": "Owners",
-    "model": "Models",
-    "engine": "Engines",
-    "request": "Requests",
-    "capture": "Captures",
-    "configuration": "Configuration",
-    "logs": "Log levels",
-    "session": "Sessions",
+    "key": noop("Keys"),
+    "owner": noop("Owners"),
+    "model": noop("Models"),
+    "engine": noop("Engines"),
+    "request": noop("Requests"),
+    "capture": noop("Captures"),
+    "configuration": noop("Configuration"),
+    "logs": noop("Log levels"),
+    "session": noop("Sessions"),
 }
 
 
@@ -75,13 +80,14 @@ class AuditQuery(BaseModel):
     def chips(self) -> list[Chip]:
         """Return a chip for each filter."""
         filters = self.filters
-        actions = _KINDS | {one: one.replace(".", " ").replace("_", " ") for one in Action}
-        name = "Name or ID"
+        kinds = {kind: gettext(title) for kind, title in _KINDS.items()}
+        actions = kinds | {one: one.replace(".", " ").replace("_", " ") for one in Action}
+        name = gettext("Name or ID")
         return [
-            filters.chip("Who", "who", {}, label=name, example="root"),
-            filters.chip("Action", "action", actions),
-            filters.chip("Target", "target", {}, label=name, example="Web shop"),
-            filters.time_chip(_SPANS),
+            filters.chip(gettext("Who"), "who", {}, label=name, example="root"),
+            filters.chip(gettext("Action"), "action", actions),
+            filters.chip(gettext("Target"), "target", {}, label=name, example=gettext("Web shop")),
+            filters.time_chip({word: gettext(title) for word, title in _SPANS.items()}),
         ]
 
 

@@ -11,13 +11,14 @@ from app.api import Right, client_address, has_right
 from app.audit import Actor
 from app.auth import Role
 from app.capture import Capture, CaptureReader, Document
+from app.console.language import gettext, noop
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
 from app.database import DatabaseError
 from app.errors import PermissionDenied, RouteNotFound
 
-NOT_FOUND = "This request was not captured, or its capture is no longer kept."
+NOT_FOUND = noop("This request was not captured, or its capture is no longer kept.")
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ class CapturePages:
     async def show_capture(self, request: Request, id: str) -> Response:
         visitor = visitor_of(request)
         if not may_read(visitor):
-            fault = f"The role {visitor.role} does not see captures."
+            fault = gettext("The role %(role)s does not see captures.", role=visitor.role)
             return self.renderer.fault(visitor, PermissionDenied(fault))
         actor = Actor(visitor.principal.id, visitor.role, client_address(request.scope))
         found = await self.reader.read(id, actor, visitor.own_key_only)
@@ -84,7 +85,10 @@ def _parts_of(capture: Capture) -> Iterator[Part]:
     if capture.document is None:
         return
     document = msgspec.json.decode(capture.document, type=Document)
-    for title, kept in (("Request", document.request), ("Answer", document.answer)):
+    for title, kept in (
+        (gettext("Request"), document.request),
+        (gettext("Answer"), document.answer),
+    ):
         body = kept.body
         text = body if isinstance(body, str) else _formatted(body)
         yield Part(title, kept.bytes, kept.truncated, kept.stream, text)

@@ -1,8 +1,10 @@
-"""Filters of a page in its address: one chip for each, whose choices are links. Pure."""
+"""Filters of a page in its address: one chip for each, whose choices are links."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
+
+from app.console.language import gettext
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,13 @@ class Filters:
     def time_chip(self, spans: Mapping[str, str]) -> Chip:
         """Return the chip of `from` and `to`; `spans` are titles of times before now."""
         since, until = self.fields.get("from", ""), self.fields.get("to", "")
-        value = spans.get(since, f"from {since}" if since else "")
-        value += f" to {until}" if until else ""
+        value = spans.get(since, "")
+        if since and not value:
+            value = gettext("from %(time)s", time=since)
+        if until:
+            value = gettext("%(since)s to %(until)s", since=value, until=until)
         return Chip(
-            "Time",
+            gettext("Time"),
             value.strip(),
             self.path(**{"from": "", "to": ""}),
             [
@@ -82,8 +87,8 @@ class Filters:
                 for word, title in spans.items()
             ],
             (
-                Field("from", "From (UTC)", since, "2026-11-26T14:00"),
-                Field("to", "To (UTC)", until, "2026-11-26"),
+                Field("from", gettext("From (UTC)"), since, "2026-11-26T14:00"),
+                Field("to", gettext("To (UTC)"), until, "2026-11-26"),
             ),
             self.kept("from", "to"),
         )

@@ -1,4 +1,4 @@
-"""Facts and flags of engines side by side. Pure."""
+"""Facts and flags of engines side by side."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 from app.console import formats
 from app.console.fleet_view import EngineView
+from app.console.language import gettext
 
 _UNITS = {"s": "s", "gib": "GiB"}
 UNKNOWN = "–"
@@ -73,27 +74,29 @@ def _facts(engine: EngineView) -> dict[str, str]:
     row = engine.row
     known: dict[str, Any] = {
         "gateway_model": row.model,
-        "kind": row.kind.replace("_", " "),
+        "kind": gettext(row.kind.replace("_", " ")),
         "load_s": row.load_s,
         "memory_gib": row.memory_gib,
         **asdict(row.facts),
     }
     found = {_name(name): _value(value) for name, value in known.items() if value is not None}
-    return found if engine.command.flags else {**found, "address": row.runs}
+    return found if engine.command.flags else {**found, gettext("address"): row.runs}
 
 
 def _name(name: str) -> str:
     """Return a fact's name with its unit: `weights_gib` becomes `weights (GiB)`."""
     *words, last = name.split("_")
     if words and last in _UNITS:
-        return f"{' '.join(words)} ({_UNITS[last]})"
-    return " ".join([*words, last])
+        text = " ".join(words)
+        return f"{gettext(text)} ({_UNITS[last]})"
+    text = " ".join([*words, last])
+    return gettext(text)
 
 
 def _value(value: Any) -> str:
     match value:
         case bool():
-            return "yes" if value else "no"
+            return gettext("yes") if value else gettext("no")
         case int() | float():
             return formats.count(value)
         case Mapping():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from app.console.fleet_view import EngineView
+from app.console.language import gettext
 from engines.base import EngineState
 from engines.gpu import AcceleratorError, Device, available_host_gib
 
@@ -83,11 +84,11 @@ def engine_memory(engines: Iterable[EngineView], machine: MachineMemory) -> list
         if row.memory_gib is None or row.state in _UNLOADED:
             continue
         if row.kind in ("ray", "remote"):
-            where = "another machine"
+            where = gettext("another machine")
         elif view.gpus:
             where = f"GPU {view.gpus.replace(',', ', ')}"
         else:
-            where = "GPU" if machine.devices else "host"
+            where = "GPU" if machine.devices else gettext("host")
         rows.append(MemoryRow(row.name, where, row.memory_gib))
     return rows
 

@@ -1,9 +1,11 @@
-"""What differs between two states of a record of the audit, as text. Pure."""
+"""What differs between two states of a record of the audit, as text."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from app.console.language import gettext
 
 NOTHING = "–"
 
@@ -41,13 +43,13 @@ def value_text(value: Any) -> str:
         case None | "":
             return NOTHING
         case bool():
-            return "yes" if value else "no"
+            return gettext("yes") if value else gettext("no")
         case int():
             return f"{value:,}"
         case str():
             return value
         case list() if all(isinstance(item, str) for item in value):
-            return ", ".join(value) or "none"
+            return ", ".join(value) or gettext("none")
         case _:
             return json.dumps(value, ensure_ascii=False)
 

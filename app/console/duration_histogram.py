@@ -1,4 +1,4 @@
-"""How long requests took, as bars whose links filter the page of requests. Pure."""
+"""How long requests took, as bars whose links filter the page of requests."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from math import ceil
 from urllib.parse import urlencode
 
 from app.console.formats import duration
+from app.console.language import gettext
 
 # Upper ends of the bars in seconds; the last bar has what took longer.
 BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -84,10 +85,10 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 def _title(low: str, high: str) -> str:
     if not low:
-        return f"at most {duration(float(high))}"
+        return gettext("at most %(duration)s", duration=duration(float(high)))
     if not high:
-        return f"over {duration(float(low))}"
-    return f"{duration(float(low))} to {duration(float(high))}"
+        return gettext("over %(duration)s", duration=duration(float(low)))
+    return gettext("%(low)s to %(high)s", low=duration(float(low)), high=duration(float(high)))
 
 
 def _tick(bound: float) -> str:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from app.console.language import gettext
 from app.routing import Catalogue
 from engines.base import EngineState
 
@@ -13,12 +14,20 @@ MAX_EVENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that may explain what a chart shows; `kind` is `bad`, `good` or empty."""
+    """Something that may explain what a chart shows; `kind` is `bad` or `good`; empty: a reload."""
 
     at: float  # seconds since 1970
-    text: str
     kind: str
     engine: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What happened, in the language of the page."""
+        if self.engine is None:
+            return gettext("configuration reloaded")
+        if self.kind == "bad":
+            return gettext("engine %(name)s failed", name=self.engine)
+        return gettext("engine %(name)s ready", name=self.engine)
 
 
 class EventLog:
@@ -44,16 +53,16 @@ class EventLog:
         before, self._states = self._states, self._read()
         if self._catalogue.models is not self._models:
             self._models = self._catalogue.models
-            self._add("configuration reloaded", "", None)
+            self._add("")
         for name, (state, restarts) in self._states.items():
             old, restarted = before.get(name, (state, restarts))
             # One that is restarted at once is seen again when it starts.
             if (
                 state is EngineState.FAILED or restarts > restarted
             ) and old is not EngineState.FAILED:
-                self._add(f"engine {name} failed", "bad", name)
+                self._add("bad", name)
             if state is EngineState.READY and old is not EngineState.READY:
-                self._add(f"engine {name} ready", "good", name)
+                self._add("good", name)
 
     def since(self, at: float) -> Sequence[Event]:
         """Return the events after a moment since 1970, oldest first."""
@@ -62,5 +71,5 @@ class EventLog:
     def _read(self) -> Mapping[str, tuple[EngineState, int]]:
         return {one.name: (one.state, one.restarts) for one in self._catalogue.engines}
 
-    def _add(self, text: str, kind: str, engine: str | None) -> None:
-        self._events.append(Event(self._clock(), text, kind, engine))
+    def _add(self, kind: str, engine: str | None = None) -> None:
+        self._events.append(Event(self._clock(), kind, engine))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.auth import KeyStore
+from app.console.language import gettext
 from app.console.visitor import CONSOLE
 from app.database import DatabaseError
 from app.relay import RequestDirectory
@@ -51,7 +52,11 @@ class FirstSteps:
         open_to_all = not settings.auth.enabled or bool(settings.api_keys)
         ready = any(model.ready for model in self._catalogue.models)
         return [
-            FirstStep("Have a model ready", ready, f"{CONSOLE}/models"),
-            FirstStep("Create a key for a client", has_key or open_to_all, f"{CONSOLE}/keys/new"),
-            FirstStep("Send the first request", False, f"{CONSOLE}/playground"),
+            FirstStep(gettext("Have a model ready"), ready, f"{CONSOLE}/models"),
+            FirstStep(
+                gettext("Create a key for a client"),
+                has_key or open_to_all,
+                f"{CONSOLE}/keys/new",
+            ),
+            FirstStep(gettext("Send the first request"), False, f"{CONSOLE}/playground"),
         ]

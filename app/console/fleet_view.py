@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.console.actions import Action, ModelAbilities, engine_actions, model_actions
 from app.console.command_line import CommandLine, parse
+from app.console.language import gettext, noop
 from app.errors import RouteNotFound
 from app.fleet import EngineRow, ModelRow, UnusedServer
 from app.routing import Catalogue, Model, Replica
@@ -20,9 +21,9 @@ UnusedServers = Callable[[], Sequence[UnusedServer]]
 
 # What the numbers of a phase count (`engines.output.startup`).
 _COUNTED = {
-    "loading weights": "shard",
-    "downloading the model": "file",
-    "capturing graphs": "graph",
+    "loading weights": noop("shard"),
+    "downloading the model": noop("file"),
+    "capturing graphs": noop("graph"),
     "pulling the image": "MiB",
 }
 _PERCENT = 100
@@ -108,7 +109,7 @@ class FleetViews:
         """Return one model. Raises RouteNotFound."""
         found = next((view for view in self.models(sees) if view.row.name == name), None)
         if found is None:
-            raise RouteNotFound(f"There is no model {name} here.")
+            raise RouteNotFound(gettext("There is no model %(name)s here.", name=name))
         return found
 
     def engines(self, sees: Sees = _sees_all) -> list[EngineView]:
@@ -165,10 +166,18 @@ def start_progress(engine: Engine) -> StartProgress | None:
         left_s = None if start.expected_s is None else start.expected_s - start.elapsed_s
     found = engine.progress
     if found is None:
-        return StartProgress("starting", "", None, elapsed_s, left_s)
+        return StartProgress(gettext("starting"), "", None, elapsed_s, left_s)
     share = found.done / found.total if found.done is not None and found.total else None
     step = ""
     if found.done is not None and found.total != _PERCENT:
-        counted = _COUNTED.get(found.phase, "step")
-        step = f"{counted} {found.done}" + (f" of {found.total}" if found.total else "")
-    return StartProgress(found.phase, step, share, elapsed_s, left_s)
+        name = _COUNTED.get(found.phase, noop("step"))
+        counted = gettext(name)
+        step = f"{counted} {found.done}"
+        if found.total:
+            step = gettext(
+                "%(counted)s %(done)s of %(total)s",
+                counted=counted,
+                done=found.done,
+                total=found.total,
+            )
+    return StartProgress(gettext(found.phase), step, share, elapsed_s, left_s)

@@ -4,8 +4,15 @@ import math
 import time
 from datetime import UTC, datetime
 
+from app.console.language import gettext, noop
+
 _GIB = 2**30
 _MIB = 2**20
+_AGO = (
+    (86400, noop("%(number)s d ago")),
+    (3600, noop("%(number)s h ago")),
+    (60, noop("%(number)s min ago")),
+)
 
 
 def duration(seconds: float | None) -> str:
@@ -52,10 +59,10 @@ def percent(part: float | None) -> str:
 def ago(seconds: float, now: float | None = None) -> str:
     """Return a moment, in seconds since 1970, as its distance from now, such as `5 min ago`."""
     past = max((time.time() if now is None else now) - seconds, 0.0)
-    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+    for unit_s, text in _AGO:
         if past >= unit_s:
-            return f"{int(past // unit_s)} {unit} ago"
-    return f"{int(past)} s ago"
+            return gettext(text, number=int(past // unit_s))
+    return gettext("%(number)s s ago", number=int(past))
 
 
 def rfc3339(seconds: float) -> str:
@@ -72,7 +79,7 @@ def moment(seconds: float | None) -> str:
 
 def clock(seconds: float, day: bool = False) -> str:
     """Return a moment, in seconds since 1970, as its hour or its day in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%d %b" if day else "%H:%M")
+    return datetime.fromtimestamp(seconds, UTC).strftime(gettext("%d %b") if day else "%H:%M")
 
 
 def iso_moment(text: str | None) -> str:
@@ -96,6 +103,8 @@ def cost(nano: int) -> str:
 
 
 FILTERS = {
+    # Of a word that is not known where it is shown; `_()` is for texts of templates.
+    "translated": gettext,
     "cost": cost,
     "duration": duration,
     "count": count,

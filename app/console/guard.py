@@ -25,8 +25,14 @@ from app.api import (
     notes_of,
 )
 from app.console.key_names import KeyNames
+from app.console.language import gettext, in_language
 from app.console.rendering import HEADERS, Renderer
-from app.console.sign_in import SignIn, check_request_token, check_same_origin
+from app.console.sign_in import (
+    SignIn,
+    check_request_token,
+    check_same_origin,
+    language_of,
+)
 from app.console.visit_limits import VisitLimits
 from app.console.visitor import CONSOLE, Visitor, page_at, pages_of
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
@@ -36,9 +42,10 @@ LOGIN = f"{CONSOLE}/login"
 LOGOUT = f"{CONSOLE}/logout"
 OIDC_PATHS = (f"{LOGIN}/oidc", f"{LOGIN}/oidc/callback", f"{LOGOUT}/oidc")
 THEME = f"{CONSOLE}/theme"
+LANGUAGE = f"{CONSOLE}/language"
 STATIC = f"{CONSOLE}/static/"
 # They check by themselves that a page of this gateway has sent them.
-_OPEN = frozenset({LOGIN, LOGOUT, THEME, *OIDC_PATHS})
+_OPEN = frozenset({LOGIN, LOGOUT, THEME, LANGUAGE, *OIDC_PATHS})
 # The scope key of the visitor, for pages.
 VISITOR = "gateway.visitor"
 # The gateway's API; everything else below /console/api is the console's own.
@@ -81,6 +88,10 @@ class ConsoleGuard:
         send = _with_headers(send, self._root_path)
         await self._renderer.load()
         receive = bound_body(receive, MAX_FORM_BYTES if path in _OPEN else MAX_BODY_BYTES)
+        with in_language(language_of(scope["headers"])):
+            await self._serve(path, scope, receive, send)
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if path in _OPEN or path.startswith(STATIC):
             await self._app(scope, receive, send)
             return
@@ -121,9 +132,11 @@ class ConsoleGuard:
             return RedirectResponse(pages[0].path, 303)
         page = page_at(path)
         if page is None:
-            return self._renderer.fault(visitor, RouteNotFound(f"There is no page {path} here."))
+            return self._renderer.fault(
+                visitor, RouteNotFound(gettext("There is no page %(path)s here.", path=path))
+            )
         if not page.may_see(visitor):
-            fault = f"The role {visitor.role} does not see this page."
+            fault = gettext("The role %(role)s does not see this page.", role=visitor.role)
             return self._renderer.fault(visitor, PermissionDenied(fault))
         return None
 

@@ -22,6 +22,7 @@ from app.auth import (
     ShownOwner,
     UnknownKey,
 )
+from app.console.language import noop
 from app.console.page_routes import page_router, require
 from app.console.rendering import HEADERS, Renderer
 from app.console.router import visitor_of
@@ -48,19 +49,19 @@ class NumberField(NamedTuple):
 
     name: str  # in the API
     label: str
-    unset: str = "default"  # what an empty field means for a key
+    unset: str = noop("default")  # what an empty field means for a key
     most: int = 10**9
     step: str = "1"
 
 
 LIMITS = (
-    NumberField("requests_per_minute", "Requests per minute"),
-    NumberField("tokens_per_minute", "Tokens per minute"),
-    NumberField("concurrent_requests", "Requests at once"),
-    NumberField("daily_tokens", "Tokens a day", "none", 10**15),
-    NumberField("monthly_tokens", "Tokens a month", "none", 10**15),
-    NumberField("daily_cost", "Cost a day", "none", MAX_AMOUNT, f"{10**-PLACES:f}"),
-    NumberField("monthly_cost", "Cost a month", "none", MAX_AMOUNT, f"{10**-PLACES:f}"),
+    NumberField("requests_per_minute", noop("Requests per minute")),
+    NumberField("tokens_per_minute", noop("Tokens per minute")),
+    NumberField("concurrent_requests", noop("Requests at once")),
+    NumberField("daily_tokens", noop("Tokens a day"), noop("none"), 10**15),
+    NumberField("monthly_tokens", noop("Tokens a month"), noop("none"), 10**15),
+    NumberField("daily_cost", noop("Cost a day"), noop("none"), MAX_AMOUNT, f"{10**-PLACES:f}"),
+    NumberField("monthly_cost", noop("Cost a month"), noop("none"), MAX_AMOUNT, f"{10**-PLACES:f}"),
 )
 
 
@@ -178,11 +179,11 @@ def managed_roles(visitor: Visitor) -> Sequence[Role]:
 def state_of(key: ShownKey, now: datetime | None = None) -> str:
     """Return `active`, `disabled` or `expired`."""
     if key.disabled:
-        return "disabled"
+        return noop("disabled")
     if key.expires is None:
-        return "active"
+        return noop("active")
     expired = datetime.fromisoformat(key.expires) <= (now or datetime.now(UTC))
-    return "expired" if expired else "active"
+    return noop("expired") if expired else noop("active")
 
 
 def _add_key_pages(router: APIRouter, pages: KeyPages) -> None:

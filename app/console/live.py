@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api import Right, error_response, still_allowed, wait_for_disconnect
 from app.auth import AdminScope
+from app.console.language import Language, current_language
 from app.console.visitor import Visitor
 from app.errors import ServiceUnavailable
 from engines.base import ChangeNotifier
@@ -66,7 +67,10 @@ class LiveSource(Protocol):
 
 
 class LivePage:
-    """The live regions of one page, for all of its viewers."""
+    """The live regions of one page, for all of its viewers.
+
+    They are in the language of the first of them: there is a page for each language.
+    """
 
     def __init__(self, collect: Callable[[], Render], interval_s: float = INTERVAL_S) -> None:
         """`collect` runs on the event loop; what it returns renders each region, in a thread."""
@@ -86,10 +90,6 @@ class LivePage:
     def viewers(self) -> int:
         """The number of open pages."""
         return self._viewers.total()
-
-    def for_visitor(self, visitor: Visitor) -> "LivePage":
-        """Return this page: it is the same for all."""
-        return self
 
     async def events(self, key_id: str) -> AsyncGenerator[bytes, None]:
         """Yield one event after each interval; a comment where no region has changed.
@@ -165,10 +165,22 @@ class LivePage:
         return event
 
 
+class LiveForAll:
+    """The live regions of a page that is the same for all who see it, in each language."""
+
+    def __init__(self, collect: Callable[[], Render]) -> None:
+        self._collect = collect
+        self._pages: dict[Language, LivePage] = {}
+
+    def for_visitor(self, visitor: Visitor) -> LivePage:
+        """Return the page in the language of the request."""
+        return self._pages.setdefault(current_language(), LivePage(self._collect))
+
+
 class LiveByRight:
     """The live regions of a page that shows a visitor the models in its scope and what it may do.
 
-    There is a page for all viewers of the same scope and rights, while it has any.
+    There is a page for all viewers of the same scope, rights and language, while it has any.
     """
 
     def __init__(
@@ -177,16 +189,17 @@ class LiveByRight:
         """`collect` is given whether the viewers have the right, and which models they see."""
         self._right = right
         self._collect = collect
-        self._pages: dict[tuple[bool, AdminScope], LivePage] = {}
+        self._pages: dict[tuple[bool, AdminScope, Language], LivePage] = {}
 
     def for_visitor(self, visitor: Visitor) -> LivePage:
         """Return the page of the visitors like this one."""
         self._pages = {shown: page for shown, page in self._pages.items() if page.viewers}
         may, scope = visitor.may(self._right), visitor.scope
-        page = self._pages.get((may, scope))
+        shown = may, scope, current_language()
+        page = self._pages.get(shown)
         if page is None:
             page = LivePage(partial(self._collect, may, scope.has_model))
-            self._pages[may, scope] = page
+            self._pages[shown] = page
         return page
 
 

@@ -16,6 +16,7 @@ from fastapi.responses import RedirectResponse
 from app.api import Right, client_address
 from app.audit import Actor
 from app.console.fleet_view import FleetViews
+from app.console.language import noop
 from app.console.memory_plans import MemoryPlans
 from app.console.model_form import (
     FLAGS,
@@ -214,7 +215,7 @@ async def _sent(request: Request) -> tuple[Visitor, Given, Actor]:
     form = await request.form(max_files=0, max_fields=MAX_FIELDS)
     given = {name: text for name, text in form.items() if isinstance(text, str)}
     if not hmac.compare_digest(given.pop("token", "").encode(), visitor.request_token.encode()):
-        raise PermissionDenied("The page is out of date: open it again.")
+        raise PermissionDenied(noop("The page is out of date: open it again."))
     return visitor, given, _actor(request, visitor)
 
 

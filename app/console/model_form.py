@@ -1,4 +1,4 @@
-"""The form of a model over the JSON Schema of the configuration: which settings it edits. Pure.
+"""The form of a model over the JSON Schema of the configuration: which settings it edits.
 
 What is not named here is not changed by the page, whatever a browser sends. Left out is what could
 run code, read files, or send a key elsewhere: `env`, `python`, `image`, `volumes`, most flags, and
@@ -12,41 +12,42 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from app.console.language import gettext, noop
 from app.reload import value as shown_value
 from app.settings import UNSET, Changes, Place, schema
 from engines.spec import flag_name
 
 # The settings of a model, with their labels: first those of every model.
 MODEL: Mapping[Place, str] = {
-    ("name",): "Name",
-    ("load",): "Load",
-    ("idle_unload_s",): "Unload after, in seconds",
-    ("aliases",): "Aliases",
+    ("name",): noop("Name"),
+    ("load",): noop("Load"),
+    ("idle_unload_s",): noop("Unload after, in seconds"),
+    ("aliases",): noop("Aliases"),
 }
 MODEL_MORE: Mapping[Place, str] = {
-    ("policy",): "Choice of an engine",
-    ("fallbacks",): "Fallbacks",
-    ("max_output_tokens",): "Output tokens per request",
-    ("queue", "max_in_flight"): "Requests per engine at once",
-    ("queue", "max_waiting"): "Requests in the queue",
-    ("queue", "timeout_s"): "Wait in the queue, in seconds",
-    ("load_wait_s",): "Wait for a load, in seconds",
-    ("isolation",): "Prefix cache is shared by",
-    ("limits", "requests_per_minute"): "Requests per minute",
-    ("limits", "tokens_per_minute"): "Tokens per minute",
-    ("limits", "concurrent_requests"): "Requests at once",
-    ("price", "prompt"): "Price of prompt tokens",
-    ("price", "cached"): "Price of cached tokens",
-    ("price", "completion"): "Price of output tokens",
+    ("policy",): noop("Choice of an engine"),
+    ("fallbacks",): noop("Fallbacks"),
+    ("max_output_tokens",): noop("Output tokens per request"),
+    ("queue", "max_in_flight"): noop("Requests per engine at once"),
+    ("queue", "max_waiting"): noop("Requests in the queue"),
+    ("queue", "timeout_s"): noop("Wait in the queue, in seconds"),
+    ("load_wait_s",): noop("Wait for a load, in seconds"),
+    ("isolation",): noop("Prefix cache is shared by"),
+    ("limits", "requests_per_minute"): noop("Requests per minute"),
+    ("limits", "tokens_per_minute"): noop("Tokens per minute"),
+    ("limits", "concurrent_requests"): noop("Requests at once"),
+    ("price", "prompt"): noop("Price of prompt tokens"),
+    ("price", "cached"): noop("Price of cached tokens"),
+    ("price", "completion"): noop("Price of output tokens"),
 }
-_MANAGED = {"model": "Model", "start_timeout_s": "Time to start, in seconds"}
-_HERE = {"gpus": "GPUs", "memory_gib": "Memory, in GiB"}
+_MANAGED = {"model": noop("Model"), "start_timeout_s": noop("Time to start, in seconds")}
+_HERE = {"gpus": noop("GPUs"), "memory_gib": noop("Memory, in GiB")}
 ENGINES: Mapping[str, Mapping[str, str]] = {
-    "process": {"model": "Model", "replicas": "Engines", **_HERE, **_MANAGED},
-    "container": {"model": "Model", "replicas": "Engines", **_HERE, **_MANAGED},
-    "in_process": {"model": "Model"},
+    "process": {"model": noop("Model"), "replicas": noop("Engines"), **_HERE, **_MANAGED},
+    "container": {"model": noop("Model"), "replicas": noop("Engines"), **_HERE, **_MANAGED},
+    "in_process": {"model": noop("Model")},
     "ray": _MANAGED,
-    "remote": {"url": "URL", "served_model_name": "Name of the model there"},
+    "remote": {"url": noop("URL"), "served_model_name": noop("Name of the model there")},
 }
 # Those that a page can add; an image is chosen in the file.
 NEW_KINDS = ("process", "remote")
@@ -288,10 +289,10 @@ def _field(place: Place, label: str, text: str, faults: Sequence[str], kind: str
     choices = [str(one) for one in about.get("enum", ())]
     return FormField(
         place=place,
-        label=label,
+        label=gettext(label),
         hint=str(about.get("description", "")),
         text=text,
-        default="default" if default in (None, [], ()) else f"{_text(default)}",
+        default=gettext("default") if default in (None, [], ()) else f"{_text(default)}",
         choices=choices,
         is_list="array" in types and place[-1] != "gpus",
         is_number=types <= {"integer", "number", "null"},

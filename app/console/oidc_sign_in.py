@@ -27,6 +27,7 @@ from app.auth.oidc import (
     SignInFailed,
     SignInRefused,
 )
+from app.console.language import noop
 from app.console.next_path import next_path
 from app.console.rendering import HEADERS, Renderer
 from app.console.session import seal, unseal
@@ -109,7 +110,9 @@ class OidcSignIn:
         headers = request.scope["headers"]
         sealed = self._attempt(find_cookie(headers, ATTEMPT_COOKIE))
         if sealed is None:
-            message = "This sign-in was not begun in this browser, or too long ago. Start again."
+            message = noop(
+                "This sign-in was not begun in this browser, or too long ago. Start again."
+            )
             return self._fault(request, message, 400)
         try:
             signed_in = await self._person(request, sealed.attempt)

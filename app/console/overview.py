@@ -12,7 +12,8 @@ from app.console.events import EventLog
 from app.console.first_steps import FirstSteps
 from app.console.fleet_view import EngineView, FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Reading, Sample, last_hour
-from app.console.live import LivePage, Regions, Render
+from app.console.language import gettext
+from app.console.live import LiveForAll, Regions, Render
 from app.console.minutes import MINUTE_S, samples_of_minutes, step_of
 from app.console.model_activity import ModelActivity
 from app.console.rendering import Renderer
@@ -135,7 +136,10 @@ def overview_router(
             try:
                 stored = await minutes.read(now - span_h * 3600)
             except DatabaseError:
-                span_h, fault = 1, "The database cannot be read now: this is the last hour."
+                span_h, fault = (
+                    1,
+                    gettext("The database cannot be read now: this is the last hour."),
+                )
 
         def render() -> Response:
             charts = last = overview.charts(readings)
@@ -168,7 +172,7 @@ def stored_charts(minutes: Sequence[LoadMinute], end: float, span_s: float) -> M
     return charts_of(samples_of_minutes(minutes, step), end, span_s, gap_s)
 
 
-def live_overview(renderer: Renderer, overview: Overview) -> LivePage:
+def live_overview(renderer: Renderer, overview: Overview) -> LiveForAll:
     """Return the live regions of the overview."""
     names = ("attention", "models", "memory")
     macros = {name: renderer.macro("overview_regions.html", name) for name in names}
@@ -186,7 +190,7 @@ def live_overview(renderer: Renderer, overview: Overview) -> LivePage:
 
         return render
 
-    return LivePage(collect)
+    return LiveForAll(collect)
 
 
 def _epoch() -> float:

@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 
 from app.api import Right, has_right, notes_of
 from app.auth import UnknownKey, UnknownOwner
+from app.console.language import gettext, noop
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
@@ -43,7 +44,9 @@ def require(request: Request, right: Right, *, scoped: bool = False) -> Visitor:
     """
     visitor = visitor_of(request)
     if not has_right(visitor.principal, right, scoped=scoped):
-        raise PermissionDenied(f"The role {visitor.role} does not see this page.")
+        raise PermissionDenied(
+            gettext("The role %(role)s does not see this page.", role=visitor.role)
+        )
     return visitor
 
 
@@ -51,7 +54,7 @@ def _known(error: Exception) -> GatewayError:
     if isinstance(error, GatewayError):
         return error
     if isinstance(error, DatabaseBusy):
-        return ServiceUnavailable("Too many pages are read now. Try again in a moment.")
+        return ServiceUnavailable(noop("Too many pages are read now. Try again in a moment."))
     if isinstance(error, DatabaseUnavailable):
-        return ServiceUnavailable("The database does not answer. Try again in a moment.")
+        return ServiceUnavailable(noop("The database does not answer. Try again in a moment."))
     return RouteNotFound(str(error))

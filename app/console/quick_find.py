@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api import Right
 from app.auth import KeyStore
+from app.console.language import gettext
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
 from app.database import DatabaseError
@@ -74,7 +75,7 @@ class QuickFind:
             names = list(filter(visitor.principal.allows, names))
             page = f"{CONSOLE}/playground?model="
         for name in _matching(names, text):
-            yield Finding(kind="Model", title=name, path=page + quote(name))
+            yield Finding(kind=gettext("Model"), title=name, path=page + quote(name))
 
     def _engines(self, visitor: Visitor, text: str) -> Iterator[Finding]:
         if visitor.may(Right.ENGINES_READ):
@@ -83,14 +84,16 @@ class QuickFind:
                 one.engine.name for model, one in self.catalogue.replicas() if sees(model.name)
             ]
             for name in _matching(names, text):
-                yield Finding(kind="Engine", title=name, path=f"{CONSOLE}/engines/{quote(name)}")
+                yield Finding(
+                    kind=gettext("Engine"), title=name, path=f"{CONSOLE}/engines/{quote(name)}"
+                )
 
     async def _keys(self, visitor: Visitor, text: str) -> list[Finding]:
         if not visitor.may(Right.KEYS_READ):
             return []
         named = await self.keys.within(visitor.scope.owner).search(text, MAX_FOUND)
         return [
-            Finding(kind="Key", title=name, path=f"{CONSOLE}/keys/{key_id}")
+            Finding(kind=gettext("Key"), title=name, path=f"{CONSOLE}/keys/{key_id}")
             for key_id, name in named.items()
         ]
 
@@ -104,7 +107,7 @@ class QuickFind:
             query = urlencode({"request_id": text})
             found.append(Finding(kind="x-request-id", title=text, path=f"{path}?{query}"))
         if _MADE_ID.fullmatch(text) and await self.requests.find(text, visitor.requests):
-            found.append(Finding(kind="Request", title=text, path=f"{path}/{text}"))
+            found.append(Finding(kind=gettext("Request"), title=text, path=f"{path}/{text}"))
         return found
 
 

@@ -14,7 +14,9 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.api import Right
+from app.console.catalogue import read_catalogue, script_texts
 from app.console.formats import FILTERS
+from app.console.language import NAMES, Language, current_language, gettext, ngettext, pgettext
 from app.console.request_bar import request_bar
 from app.console.theme import Theme
 from app.console.visitor import CONSOLE, Visitor, pages_of
@@ -40,6 +42,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
+    "vary": "accept-language, cookie",
 }
 
 
@@ -50,6 +53,11 @@ def _static_files() -> Mapping[str, tuple[bytes, bytes]]:
         path.relative_to(STATIC).as_posix(): path.read_bytes()
         for path in sorted(STATIC.rglob("*"))
         if path.suffix in STATIC_TYPES
+    }
+    files |= {
+        f"texts.{language}.js": script_texts(language).encode()
+        for language in Language
+        if language is not Language.ENGLISH
     }
     return {name: (file, gzip.compress(file)) for name, file in files.items()}
 
@@ -80,6 +88,12 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
+            extensions=["jinja2.ext.i18n"],
+        )
+        # Text over several lines of a template is one paragraph.
+        self._environment.policies["ext.i18n.trimmed"] = True
+        self._environment.install_gettext_callables(  # type: ignore[attr-defined]
+            gettext, ngettext, newstyle=True, pgettext=pgettext
         )
         self.static_files = _static_files()
         # Of all files, since modules import each other by the same prefix.
@@ -92,6 +106,8 @@ class Renderer:
             "Right": Right,
             "request_bar": request_bar,
             "currency": currency,
+            "language": current_language,
+            "languages": NAMES,
             "edits_models": edits_models,
             "key_sign_in": key_sign_in,
             "provider": provider,
@@ -106,7 +122,10 @@ class Renderer:
         self._turn = asyncio.Lock()
 
     async def load(self) -> None:
-        """Compile all templates, once, in a thread: that takes a tenth of a second."""
+        """Compile all templates and read the catalogues, once, in a thread.
+
+        That takes a tenth of a second.
+        """
         if self._loading is None or _failed(self._loading):
             self._loading = asyncio.create_task(asyncio.to_thread(self._compile))
         await asyncio.shield(self._loading)
@@ -114,6 +133,9 @@ class Renderer:
     def _compile(self) -> None:
         for name in self._environment.list_templates():
             self._environment.get_template(name)
+        for language in Language:
+            if language is not Language.ENGLISH:
+                read_catalogue(language)
 
     def text(self, template: str, **context: object) -> str:
         """Return a rendered template that is not a page."""
@@ -150,7 +172,7 @@ class Renderer:
         self, theme: Theme, *, next_path: str, fault: str = "", status: int = 200
     ) -> HTMLResponse:
         """Return the login page."""
-        text = self.text("login.html", theme=theme, next_path=next_path, fault=fault)
+        text = self.text("login.html", theme=theme, next_path=next_path, fault=gettext(fault))
         return HTMLResponse(text, status, HEADERS)
 
     def lead_to(self, theme: Theme, url: str) -> HTMLResponse:
@@ -159,7 +181,7 @@ class Renderer:
 
     def fault(self, visitor: Visitor, error: GatewayError) -> HTMLResponse:
         """Return a page that says what went wrong."""
-        page = self.page(visitor, "fault.html", status=error.status, message=error.message)
+        page = self.page(visitor, "fault.html", status=error.status, message=gettext(error.message))
         page.raw_headers.extend(error.headers())
         return page
 

@@ -1,8 +1,9 @@
-"""The time of one request as the parts of one bar. Pure."""
+"""The time of one request as the parts of one bar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.console.language import gettext, noop
 from app.telemetry import RequestPhase
 
 WIDTH = 1000.0
@@ -10,17 +11,17 @@ WIDTH = 1000.0
 MIN_WIDTH = 2.0
 # The names of phases, as a reader would say them.
 TITLES = {
-    "auth": "Key looked up",
-    "body": "Body read",
-    "limits": "Limits and budget",
-    "load_wait": "Waited for the model to load",
-    "queue": "Waited in the queue",
-    "attempt": "Failed attempt",
-    "prefill": "Prefill, to the first token",
-    "decode": "Decode",
-    "generate": "Generated",
-    "continuation": "Interrupted, until it went on",
-    "client_wait": "Waited for the client to read",
+    "auth": noop("Key looked up"),
+    "body": noop("Body read"),
+    "limits": noop("Limits and budget"),
+    "load_wait": noop("Waited for the model to load"),
+    "queue": noop("Waited in the queue"),
+    "attempt": noop("Failed attempt"),
+    "prefill": noop("Prefill, to the first token"),
+    "decode": noop("Decode"),
+    "generate": noop("Generated"),
+    "continuation": noop("Interrupted, until it went on"),
+    "client_wait": noop("Waited for the client to read"),
 }
 
 
@@ -53,7 +54,7 @@ def request_bar(phases: Sequence[RequestPhase], total_s: float) -> list[BarPart]
     for phase, duration_s in zip(phases, durations, strict=True):
         share = duration_s / total_s
         width = min_width + spare * share
-        title = TITLES.get(phase.name, phase.name)
+        title = gettext(TITLES.get(phase.name, phase.name))
         parts.append(
             BarPart(phase.name, title, phase.note, phase.start_s, duration_s, share, x, width)
         )

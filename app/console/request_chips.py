@@ -1,8 +1,9 @@
-"""The filters of the requests' page: one chip for each, whose choices are links. Pure."""
+"""The filters of the requests' page: one chip for each, whose choices are links."""
 
 from collections.abc import Mapping, Sequence
 
 from app.console.chips import Chip, Field, Filters, Option
+from app.console.language import gettext, noop
 from app.console.requests_query import RequestsQuery
 from app.console.visitor import CONSOLE
 from app.relay import OUTCOMES
@@ -10,50 +11,63 @@ from app.relay import OUTCOMES
 REQUESTS = f"{CONSOLE}/requests"
 _STATUSES = ("2xx", "4xx", "429", "5xx")
 _SLOWER_S = ("1", "5", "30")
-_SPANS = {"15m": "Last 15 minutes", "1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days"}
+_SPANS = {
+    "15m": noop("Last 15 minutes"),
+    "1h": noop("Last hour"),
+    "24h": noop("Last 24 hours"),
+    "7d": noop("Last 7 days"),
+}
 
 
 def chips_of(
     query: RequestsQuery, models: Sequence[str], names: Mapping[str, str] | None
 ) -> list[Chip]:
     """Return the chips of a query. `names` are those of keys, by ID; None: no choice of keys."""
-    outcomes = {word: word.replace("_", " ").capitalize() for word in OUTCOMES}
+    outcomes = {word: gettext(word.replace("_", " ")).capitalize() for word in OUTCOMES}
     filters = Filters(REQUESTS, query.fields)
     chips = [
-        filters.chip("Model", "model", {name: name for name in models}),
-        filters.chip("Outcome", "outcome", outcomes),
-        filters.chip("Status", "status", {one: one for one in _STATUSES}, example="503"),
+        filters.chip(gettext("Model"), "model", {name: name for name in models}),
+        filters.chip(gettext("Outcome"), "outcome", outcomes),
+        filters.chip(gettext("Status"), "status", {one: one for one in _STATUSES}, example="503"),
         _duration_chip(query, filters),
-        filters.time_chip(_SPANS),
+        filters.time_chip({word: gettext(title) for word, title in _SPANS.items()}),
         filters.chip("x-request-id", "request_id", {}, example="0af7651916cd43dd"),
     ]
     if names is not None:
         shown = dict(sorted(names.items(), key=lambda one: one[1].casefold()))
-        key = filters.chip("Key", "key", shown, label="Name or ID", example="Web shop")
+        key = filters.chip(
+            gettext("Key"),
+            "key",
+            shown,
+            label=gettext("Name or ID"),
+            example=gettext("Web shop"),
+        )
         chips.insert(1, key)
     return chips
 
 
 def _duration_chip(query: RequestsQuery, filters: Filters) -> Chip:
     slower, most = query.slower_than_s, query.at_most_s
-    value = f"over {slower} s" if slower else ""
+    value = gettext("over %(duration)s", duration=slower + " s") if slower else ""
     if most:
-        value = f"{slower} to {most} s" if slower else f"at most {most} s"
+        value = gettext("at most %(duration)s", duration=most + " s")
+        if slower:
+            value = gettext("%(low)s to %(high)s", low=slower, high=most + " s")
     return Chip(
-        "Duration",
+        gettext("Duration"),
         value,
         filters.path(slower_than_s="", at_most_s=""),
         [
             Option(
-                f"Over {seconds} s",
+                gettext("Over %(number)s s", number=seconds),
                 filters.path(slower_than_s=seconds, at_most_s=""),
                 (slower, most) == (seconds, ""),
             )
             for seconds in _SLOWER_S
         ],
         (
-            Field("slower_than_s", "Over, in seconds", slower, "2.5"),
-            Field("at_most_s", "At most", most, "10"),
+            Field("slower_than_s", gettext("Over, in seconds"), slower, "2.5"),
+            Field("at_most_s", gettext("At most"), most, "10"),
         ),
         filters.kept("slower_than_s", "at_most_s"),
     )

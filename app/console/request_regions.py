@@ -13,6 +13,7 @@ import msgspec
 
 from app.console.duration_histogram import DurationHistogram, duration_histogram
 from app.console.key_names import KeyNames
+from app.console.language import Language, current_language
 from app.console.rendering import Renderer
 from app.console.request_chips import REQUESTS, path_of
 from app.console.requests_query import RequestsQuery
@@ -55,8 +56,11 @@ class RequestRegions:
         self._in_flight = renderer.macro("requests_regions.html", "in_flight")
         self._ended = renderer.macro("requests_regions.html", "ended")
         self._durations = renderer.macro("requests_regions.html", "durations")
-        # By what is shown: the filter, the path below which a request is canceled, and the page.
-        self._rendered: dict[tuple[RequestFilter, str, str], tuple[float, asyncio.Task[Html]]] = {}
+        # By what is shown: the filter, the path below which a request is canceled, and the page, in
+        # which language.
+        self._rendered: dict[
+            tuple[RequestFilter, str, str, Language], tuple[float, asyncio.Task[Html]]
+        ] = {}
 
     async def rows(self, chosen: RequestFilter) -> RequestRows:
         """Return the requests that a filter selects, the newest of those that ended."""
@@ -97,7 +101,8 @@ class RequestRegions:
     async def html(self, chosen: RequestFilter, cancel: str, page: str = REQUESTS) -> Html:
         """Return the HTML of each region, at most FRESH_S old; `page` is the path of the page.
 
-        Two visitors share it only if they choose the same requests and may do the same.
+        Two visitors share it only if they choose the same requests, may do the same, and read the
+        same language.
         """
         now = self._monotonic()
         self._rendered = {
@@ -105,10 +110,12 @@ class RequestRegions:
             for shown, (until, task) in self._rendered.items()
             if now < until or not task.done()
         }
-        shown = chosen, cancel, page
+        shown = chosen, cancel, page, current_language()
         _, rendering = self._rendered.get(shown, (0.0, None))
         if rendering is None:
-            rendering = asyncio.create_task(self._render(*shown), name="render requests")
+            rendering = asyncio.create_task(
+                self._render(chosen, cancel, page), name="render requests"
+            )
             self._rendered[shown] = now + FRESH_S, rendering
         return await asyncio.shield(rendering)  # others may wait for it
 

@@ -16,6 +16,7 @@ from app.auth import Role, UnknownKey
 from app.console.capture_page import CapturePages
 from app.console.guard import API
 from app.console.key_names import KeyNames
+from app.console.language import noop
 from app.console.rendering import Renderer
 from app.console.request_bar import request_bar
 from app.console.request_chips import chips_of, path_of
@@ -29,7 +30,7 @@ from app.routing import Catalogue
 from app.telemetry.logs import scrub
 from app.usage import Order, RequestFilter
 
-NOT_FOUND = "There is no such request here, or it is no longer kept."
+NOT_FOUND = noop("There is no such request here, or it is no longer kept.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from fastapi.responses import RedirectResponse
 from app.api import ActLimiter, client_address
 from app.audit import Action, Actor, AuditRecord, AuditTrail
 from app.auth import Principal, Role
+from app.console import language as languages
 from app.console import theme as themes
 from app.console.guard import LOGIN, VISITOR
+from app.console.language import noop
 from app.console.live import Drain, LiveResponse, LiveSource
 from app.console.next_path import next_path
 from app.console.rendering import HEADERS, STATIC_TYPES, Renderer
@@ -95,7 +97,7 @@ class Frame:
             fault = error.message
             if isinstance(error, InvalidApiKey):
                 self.metrics.auth_failures.add((error.reason,))
-                fault = "This key is not valid here: it is unknown, disabled or has expired."
+                fault = noop("This key is not valid here: it is unknown, disabled or has expired.")
             theme = theme_of(request.scope["headers"])
             return self.renderer.login(theme, next_path=target, fault=fault, status=error.status)
         response = RedirectResponse(target, 303, HEADERS)
@@ -145,13 +147,21 @@ class Frame:
 
     async def choose_theme(self, request: Request, theme: Annotated[str, Form()]) -> Response:
         """Keep the color scheme of this browser, and return to the page that was open."""
+        return self._keep_choice(
+            request, themes.COOKIE, themes.theme_named(theme), themes.LIFETIME_S
+        )
+
+    async def choose_language(self, request: Request, language: Annotated[str, Form()]) -> Response:
+        """Keep the language of this browser, and return to the page that was open."""
+        chosen = languages.chosen_language(language, "")
+        return self._keep_choice(request, languages.COOKIE, chosen, languages.LIFETIME_S)
+
+    def _keep_choice(self, request: Request, cookie: str, value: str, lifetime_s: int) -> Response:
         check_same_origin(request.scope["headers"])
         page = urlsplit(request.headers.get("referer", ""))
         target = f"{page.path}?{page.query}" if page.query else page.path
         response = RedirectResponse(next_path(target, self.root_path), 303, HEADERS)
-        self._set_cookie(
-            response, request, themes.COOKIE, themes.theme_named(theme), themes.LIFETIME_S
-        )
+        self._set_cookie(response, request, cookie, value, lifetime_s)
         return response
 
     async def show_session(self, request: Request) -> dict[str, str]:
@@ -182,6 +192,7 @@ class Frame:
         router.post("/login")(self.log_in)
         router.post("/logout")(self.log_out)
         router.post("/theme")(self.choose_theme)
+        router.post("/language")(self.choose_language)
         router.get("/api/session")(self.show_session)
         router.get("/api/events/{page}")(self.events)
         return router

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from app.auth import Authenticator, Principal, Role, id_of, presented_key
-from app.console import theme
+from app.console import language, theme
 from app.console.session import LIFETIME_S, PERSON, Session, request_token
 from app.console.visitor import CONSOLE, Visitor
 from app.database import SharedSecret
@@ -53,7 +53,7 @@ class SignIn:
         Raises InvalidApiKey, PermissionDenied and ServiceUnavailable.
         """
         if not self.with_keys:
-            raise PermissionDenied("Keys are not accepted here.")
+            raise PermissionDenied(language.noop("Keys are not accepted here."))
         raw = presented_key([(b"x-api-key", key.strip().encode())])
         await self._authenticator.remember_token(raw)
         key_digest, key_id = digest(raw), id_of(raw)
@@ -128,6 +128,14 @@ class SignIn:
 def theme_of(headers: RequestHeaders) -> theme.Theme:
     """Return the color scheme that a browser asked for."""
     return theme.theme_named(find_cookie(headers, theme.COOKIE))
+
+
+def language_of(headers: RequestHeaders) -> language.Language:
+    """Return the language of a browser: the chosen one, or one that it accepts."""
+    accepted = next((value for name, value in headers if name == b"accept-language"), b"")
+    return language.chosen_language(
+        find_cookie(headers, language.COOKIE), accepted.decode("latin-1")
+    )
 
 
 def find_cookie(headers: RequestHeaders, cookie: str) -> str:

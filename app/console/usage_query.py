@@ -1,4 +1,4 @@
-"""Which usage a page shows: the period, the groups and the filters of its form. Pure."""
+"""Which usage a page shows: the period, the groups and the filters of its form."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from datetime import date, timedelta
 from urllib.parse import urlencode
 
 from app.api import MAX_DAYS, check_names, parse_day, parse_groups
+from app.console.language import gettext, noop
 from app.console.visitor import CONSOLE
 from app.errors import BadRequest
 
@@ -14,16 +15,22 @@ DEFAULT_DAYS = 30
 DEFAULT_GROUPS = "key"
 # What the form offers.
 GROUPINGS = (
-    ("key", "Key"),
-    ("owner", "Owner"),
-    ("model", "Model"),
-    ("day", "Day"),
-    ("day,key", "Day and key"),
-    ("day,model", "Day and model"),
-    ("key,model", "Key and model"),
-    ("day,key,model", "Day, key and model"),
+    ("key", noop("Key")),
+    ("owner", noop("Owner")),
+    ("model", noop("Model")),
+    ("day", noop("Day")),
+    ("day,key", noop("Day and key")),
+    ("day,model", noop("Day and model")),
+    ("key,model", noop("Key and model")),
+    ("day,key,model", noop("Day, key and model")),
 )
-_PERIODS = ((1, "Today"), (7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "365 days"))
+_PERIODS = (
+    (1, noop("Today")),
+    (7, noop("7 days")),
+    (30, noop("30 days")),
+    (90, noop("90 days")),
+    (365, noop("365 days")),
+)
 _MAX_CHARS = 256
 
 
@@ -105,14 +112,14 @@ def period_links(query: UsageQuery, today: date) -> list[PeriodLink]:
     links: list[PeriodLink] = []
     for days, title in _PERIODS:
         other = replace(query, since=today - timedelta(days=days - 1), until=today)
-        links.append(PeriodLink(title, other.path, other == query))
+        links.append(PeriodLink(gettext(title), other.path, other == query))
     month = replace(query, since=today.replace(day=1), until=today)
     end = today.replace(day=1) - timedelta(days=1)
     last = replace(query, since=end.replace(day=1), until=end)
     return [
         *links,
-        PeriodLink("This month", month.path, month == query),
-        PeriodLink("Last month", last.path, last == query),
+        PeriodLink(gettext("This month"), month.path, month == query),
+        PeriodLink(gettext("Last month"), last.path, last == query),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Usage as pages show it: totals, a chart of the days, and the table. Pure."""
+"""Usage as pages show it: totals, a chart of the days, and the table."""
 
 from calendar import monthrange
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 
 from app.console.bars import BarChart, bar_chart
+from app.console.language import gettext
 from app.csv_text import csv_table
 from app.usage import UsageRow
 
@@ -86,7 +87,7 @@ def stacked_chart(
     for day, amount in amounts(total).items():
         found = tuple(part.get(day, 0) for part in parts)
         by_day[day] = (*found, max(amount - sum(found), 0))
-    names = [*groups, "others"]
+    names = [*groups, gettext("others")]
     if not any(found[-1] for found in by_day.values()):
         names.pop()
         by_day = {day: found[:-1] for day, found in by_day.items()}
@@ -107,7 +108,7 @@ def chart_of(rows: Iterable[UsageRow], since: date, until: date) -> DaysChart:
         if row.day is not None:
             prompt, generated = by_day.get(row.day, (0, 0))
             by_day[row.day] = prompt + row.prompt_tokens, generated + row.completion_tokens
-    return DaysChart(bar_chart(by_day, 2, since, until), ("prompt", "generated"))
+    return DaysChart(bar_chart(by_day, 2, since, until), (gettext("prompt"), gettext("generated")))
 
 
 def days_of(rows: Iterable[UsageRow], since: date) -> list[UsageRow]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.api import Right, has_right, requests_of
 from app.auth import AdminScope, Principal, Role
+from app.console.language import noop
 from app.console.theme import Theme
 from app.usage import RequestFilter
 
@@ -80,21 +81,21 @@ def _with(right: Right, *, scoped: bool = False) -> Callable[[Visitor], bool]:
 
 
 PAGES = (
-    Page("Observe", "overview", "Overview", _with(Right.ENGINES_READ)),
-    Page("Observe", "requests", "Requests", lambda visitor: visitor.sees_requests),
-    Page("Observe", "usage", "Usage", _with(Right.USAGE_READ, scoped=True)),
-    Page("Serve", "models", "Models", _with(Right.ENGINES_READ, scoped=True)),
-    Page("Serve", "engines", "Engines", _with(Right.ENGINES_READ, scoped=True)),
-    Page("Serve", "playground", "Playground", lambda visitor: visitor.may_chat),
-    Page("Manage", "keys", "Keys", _with(Right.KEYS_READ, scoped=True)),
-    Page("Manage", "own_keys", "My keys", lambda visitor: visitor.makes_own_keys),
-    Page("Manage", "audit", "Audit", _with(Right.AUDIT_READ)),
+    Page("observe", "overview", noop("Overview"), _with(Right.ENGINES_READ)),
+    Page("observe", "requests", noop("Requests"), lambda visitor: visitor.sees_requests),
+    Page("observe", "usage", noop("Usage"), _with(Right.USAGE_READ, scoped=True)),
+    Page("serve", "models", noop("Models"), _with(Right.ENGINES_READ, scoped=True)),
+    Page("serve", "engines", noop("Engines"), _with(Right.ENGINES_READ, scoped=True)),
+    Page("serve", "playground", noop("Playground"), lambda visitor: visitor.may_chat),
+    Page("manage", "keys", noop("Keys"), _with(Right.KEYS_READ, scoped=True)),
+    Page("manage", "own_keys", noop("My keys"), lambda visitor: visitor.makes_own_keys),
+    Page("manage", "audit", noop("Audit"), _with(Right.AUDIT_READ)),
     # The right of a reload.
-    Page("Manage", "configuration", "Configuration", _with(Right.CONFIGURATION_WRITE)),
+    Page("manage", "configuration", noop("Configuration"), _with(Right.CONFIGURATION_WRITE)),
     Page(
-        "Manage",
+        "manage",
         "account",
-        "Account",
+        noop("Account"),
         lambda visitor: visitor.logged_in and visitor.role is Role.CLIENT,
     ),
 )

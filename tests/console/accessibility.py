@@ -1,5 +1,6 @@
 """Whether a page is readable at each width and in each color scheme: axe-core, and no overflow."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,14 +21,18 @@ _OVERFLOWING = """() => {
 _SETTLED = "() => document.getAnimations().every((one) => one.playState !== 'running')"
 
 
-async def assert_accessible(watched: WatchedPage) -> None:
+async def assert_accessible(
+    watched: WatchedPage,
+    widths: Sequence[int] = (WIDE, PHONE),
+    schemes: Sequence[Scheme] = get_args(Scheme),
+) -> None:
     """Raise AssertionError unless the page is readable at both widths, light and dark."""
     page = watched.page
     # evaluate() is not subject to the page's policy, which stays in force for the page itself.
     await page.evaluate(_AXE)
     found: list[str] = []
-    for width in (WIDE, PHONE):
-        for scheme in get_args(Scheme):
+    for width in widths:
+        for scheme in schemes:
             await watched.show(width, scheme)
             # Where the user asked for no motion, colors do not fade from one scheme to the other.
             await page.wait_for_function(_SETTLED)

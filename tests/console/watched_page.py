@@ -130,12 +130,12 @@ class WatchedPage:
 
 @asynccontextmanager
 async def fresh_context(
-    browser: Browser, origin: str, **options: Any
+    browser: Browser, origin: str, locale: str = "en-US", **options: Any
 ) -> AsyncIterator[BrowserContext]:
-    """Open a profile of its own: no cookie, empty cache, English, UTC."""
+    """Open a profile of its own: no cookie, empty cache, one language, UTC."""
     context = await browser.new_context(
         base_url=origin,
-        locale="en-US",
+        locale=locale,
         timezone_id="UTC",
         viewport={"width": WIDE, "height": _HEIGHT[WIDE]},
         reduced_motion="reduce",

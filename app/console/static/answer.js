@@ -1,5 +1,7 @@
 // One answer of a model: what a stream has brought so far, and its times. No page in here.
 
+import {gettext, noop} from "./language.js";
+
 // An answer that arrived at once says nothing about speed.
 const MIN_DECODING_S = 0.05;
 
@@ -23,9 +25,9 @@ export function addEvent(answer, data, now) {
   try {
     event = JSON.parse(data);
   } catch {
-    throw new Error("The gateway sent something that is not JSON.");
+    throw new Error(gettext("The gateway sent something that is not JSON."));
   }
-  if (event.error) throw new Error(event.error.message ?? "The model failed.");
+  if (event.error) throw new Error(event.error.message ?? gettext("The model failed."));
   if (event.usage) answer.usage = event.usage;
   const choice = event.choices?.[0];
   if (!choice) return true;
@@ -76,20 +78,26 @@ export function costOf(usage, price) {
 
 /** Return what a thought took, as `Thought for 0.4 s, 59 tokens`. */
 export function thoughtOf({times, usage, text, state}) {
-  if (state === "streaming" && !text) return "Thinking …";
+  if (state === "streaming" && !text) return gettext("Thinking …");
   const took = (times.thought ?? times.first) - times.first;
   const tokens = usage?.completion_tokens_details?.reasoning_tokens;
-  const found = `Thought${took >= 1000 * MIN_DECODING_S ? ` for ${(took / 1000).toFixed(1)} s` : ""}`;
-  return tokens ? `${found}, ${number(tokens)} tokens` : found;
+  const known = took >= 1000 * MIN_DECODING_S;
+  const found = known ? gettext("Thought for %(seconds)s s", {seconds: (took / 1000).toFixed(1)}) : gettext("Thought");
+  return tokens ? `${found}, ${tokensText(tokens)}` : found;
 }
 
 /** Return the figures that are read most, for one line. */
 export function statisticsOf(answer, price) {
   const found = new Map(figuresOf(answer, price));
-  const named = [["First token", "to the first token"], ["Total", "in all"], ["Speed", ""], ["Cost", "cost"]];
-  const parts = named.filter(([name]) => found.has(name)).map(([name, text]) => `${found.get(name)} ${text}`.trim());
+  const named = [
+    [gettext("First token"), (value) => gettext("%(duration)s to the first token", {duration: value})],
+    [gettext("Total"), (value) => gettext("%(duration)s in all", {duration: value})],
+    [gettext("Speed"), (value) => value],
+    [gettext("Cost"), (value) => gettext("%(amount)s cost", {amount: value})],
+  ];
+  const parts = named.filter(([name]) => found.has(name)).map(([name, say]) => say(found.get(name)));
   const {usage} = answer;
-  if (usage) parts.push(`${number(usage.prompt_tokens ?? 0)} → ${number(usage.completion_tokens ?? 0)} tokens`);
+  if (usage) parts.push(tokensText(usage.prompt_tokens ?? 0, usage.completion_tokens ?? 0));
   return parts.join(" · ");
 }
 
@@ -97,37 +105,45 @@ export function statisticsOf(answer, price) {
 export function figuresOf(answer, price) {
   const {usage, times} = answer;
   const found = [];
-  if (times.first !== null) found.push(["First token", seconds(times.first - times.start)]);
-  if (times.end !== null) found.push(["Total", seconds(times.end - times.start)]);
+  if (times.first !== null) found.push([gettext("First token"), seconds(times.first - times.start)]);
+  if (times.end !== null) found.push([gettext("Total"), seconds(times.end - times.start)]);
   const produced = usage?.completion_tokens ?? 0;
   const decoding = (times.last - times.first) / 1000;
   if (times.first !== null && produced > 1 && decoding >= MIN_DECODING_S) {
-    found.push(["Speed", `${number((produced - 1) / decoding)} tokens/s`]);
+    found.push([gettext("Speed"), gettext("%(number)s tokens/s", {number: number((produced - 1) / decoding)})]);
   }
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
     const reasoning = usage.completion_tokens_details?.reasoning_tokens;
-    found.push(["Prompt", `${number(usage.prompt_tokens ?? 0)} tokens${cached ? `, ${number(cached)} cached` : ""}`]);
-    found.push(["Answer", `${number(produced)} tokens${reasoning ? `, ${number(reasoning)} of thought` : ""}`]);
+    const reused = cached ? `, ${gettext("%(number)s cached", {number: number(cached)})}` : "";
+    const thought = reasoning ? `, ${gettext("%(number)s of thought", {number: number(reasoning)})}` : "";
+    found.push([gettext("Prompt"), tokensText(usage.prompt_tokens ?? 0) + reused]);
+    found.push([gettext("Answer"), tokensText(produced) + thought]);
   }
   const cost = costOf(usage, price);
-  if (cost !== null) found.push(["Cost", String(Number(cost.toPrecision(3)))]);
+  if (cost !== null) found.push([gettext("Cost"), String(Number(cost.toPrecision(3)))]);
   return found;
 }
 
 const ENDS = {
-  length: "The answer was cut off: it reached the maximum of tokens.",
-  content_filter: "The answer was cut off by a content filter.",
+  length: noop("The answer was cut off: it reached the maximum of tokens."),
+  content_filter: noop("The answer was cut off by a content filter."),
 };
 
 /** Return what to say about how an answer ended; empty if it ended as it should. */
 export function endOf(answer) {
-  if (answer.state === "stopped") return "Stopped.";
-  return ENDS[answer.finish] ?? "";
+  if (answer.state === "stopped") return gettext("Stopped.");
+  const end = ENDS[answer.finish];
+  return end ? gettext(end) : "";
 }
 
 function seconds(ms) {
   return ms < 999.5 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+}
+
+// A number of tokens, or those before and after an arrow.
+function tokensText(...counts) {
+  return gettext("%(number)s tokens", {number: counts.map(number).join(" → ")});
 }
 
 function number(value) {

@@ -1,6 +1,7 @@
 // Requests of the console's pages to the gateway, with the session and its token.
 
 import {CONSOLE} from "./addresses.js";
+import {gettext} from "./language.js";
 
 const token = document.querySelector('meta[name="csrf-token"]').content;
 
@@ -24,7 +25,7 @@ export async function send(path, {method = "GET", body, signal} = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The gateway does not answer. Try again in a moment.", "unreachable", null);
+    throw new ApiError(0, gettext("The gateway does not answer. Try again in a moment."), "unreachable", null);
   }
   if (!response.ok) throw await errorOf(response);
   return response;
@@ -42,7 +43,7 @@ async function errorOf(response) {
     error = (await response.json()).error ?? {};
   } catch { /* not JSON: the status says it */ }
   const wait = Number.parseInt(response.headers.get("retry-after"), 10);
-  const message = error.message ?? `The gateway answered with status ${response.status}.`;
+  const message = error.message ?? gettext("The gateway answered with status %(status)s.", {status: response.status});
   if (response.status === 401 || error.code === "permission_denied" && /out of date/.test(message)) {
     offerLogin();
   }
@@ -66,7 +67,7 @@ function offerLogin() {
   notice.className = "notice bad";
   const link = document.createElement("a");
   link.href = `${CONSOLE}/login?next=${encodeURIComponent(location.pathname)}`;
-  link.textContent = "Log in again";
-  notice.append("The session has ended. ", link, ".");
+  link.textContent = gettext("Log in again");
+  notice.append(gettext("The session has ended."), " ", link, ".");
   document.getElementById("content").prepend(notice);
 }

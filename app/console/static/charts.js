@@ -2,6 +2,7 @@
 // The server draws the charts; what is read here are the coordinates of its lines.
 
 import {CONSOLE} from "./addresses.js";
+import {LOCALE} from "./language.js";
 import {refresh} from "./page_parts.js";
 
 const place = document.getElementById("charts");
@@ -43,7 +44,7 @@ function clock(date, span) {
   const shown = {hour: "2-digit", minute: "2-digit", hourCycle: "h23"};
   if (span > 90_000) shown.weekday = "short";
   if (span < 4000) shown.second = "2-digit";
-  return date.toLocaleString([], shown);
+  return date.toLocaleString(LOCALE, shown);
 }
 
 // Put the crosshair at a moment of all charts; null: the legends have the newest values again.
@@ -102,8 +103,8 @@ function prepare() {
     const date = new Date(text.dataset.at * 1000);
     text.dataset.local = "";
     text.textContent = end - begin > 90_000
-      ? date.toLocaleDateString([], {day: "2-digit", month: "short"})
-      : date.toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", hourCycle: "h23"});
+      ? date.toLocaleDateString(LOCALE, {day: "2-digit", month: "short"})
+      : date.toLocaleTimeString(LOCALE, {hour: "2-digit", minute: "2-digit", hourCycle: "h23"});
   }
   for (const plot of place.querySelectorAll(".plot[role=img]")) {
     plot.setAttribute("role", "slider");

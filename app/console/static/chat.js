@@ -3,6 +3,7 @@
 import {addEvent} from "./answer.js";
 import {ApiError, send} from "./api.js";
 import {bodyOf} from "./chat_request.js";
+import {gettext} from "./language.js";
 import {eventsOf} from "./sse.js";
 
 /** Ask for an answer; `update` is called as it grows. Throws nothing: the answer says how it ended. */
@@ -31,14 +32,14 @@ async function read(response, answer, update) {
     if (!addEvent(answer, data, performance.now())) return;
     update();
   }
-  throw new Error("the connection ended before its end.");
+  throw new Error(gettext("the connection ended before its end."));
 }
 
 function faultOf(error, answer) {
   // What fetch says while it reads differs by browser, and says nothing.
-  let message = error instanceof TypeError ? "the connection was lost." : error.message;
-  if (error instanceof ApiError && error.status === 413) message += " Leave out an image or older messages.";
-  if (!(error instanceof ApiError)) message = `The answer was interrupted: ${message}`;
+  let message = error instanceof TypeError ? gettext("the connection was lost.") : error.message;
+  if (error instanceof ApiError && error.status === 413) message += ` ${gettext("Leave out an image or older messages.")}`;
+  if (!(error instanceof ApiError)) message = gettext("The answer was interrupted: %(reason)s", {reason: message});
   const wait = error.retryAfter ?? null;
   return {message, retryAt: wait === null ? null : Date.now() + wait * 1000};
 }

@@ -3,6 +3,7 @@
 import {notify} from "./api.js";
 import {confirmAction} from "./dialogs.js";
 import {KeptChats} from "./kept_chats.js";
+import {gettext} from "./language.js";
 import {part} from "./playground_view.js";
 
 const list = document.getElementById("chat-list");
@@ -30,18 +31,18 @@ export class ChatList {
       const chats = this.#kept.wanted ? await this.#kept.list() : [];
       list.replaceChildren(...chats.map((chat) => this.#item(chat, current)));
     } catch {
-      notify("This browser cannot keep conversations: they end with this tab.", "bad");
+      notify(gettext("This browser cannot keep conversations: they end with this tab."), "bad");
     }
     this.current = current;
   }
 
   #item(chat, current) {
     const item = template.content.firstElementChild.cloneNode(true);
-    const title = chat.turns[0].text.slice(0, TITLE) || "An image";
+    const title = chat.turns[0].text.slice(0, TITLE) || gettext("An image");
     part(item, "open").textContent = title;
     if (chat.id === current.id) part(item, "open").setAttribute("aria-current", "true");
     part(item, "open").addEventListener("click", () => this.#open(chat));
-    part(item, "delete").setAttribute("aria-label", `Delete ${title}`);
+    part(item, "delete").setAttribute("aria-label", gettext("Delete %(name)s", {name: title}));
     part(item, "delete").addEventListener("click", async () => {
       await this.#kept.remove(chat.id);
       if (chat.id === this.current.id) this.#open(null);
@@ -56,8 +57,9 @@ export class ChatList {
   }
 
   async #choose() {
-    const text = "Those that were kept are deleted from this device.";
-    if (!keep.checked && !await confirmAction({title: "Keep no conversations?", text, action: "Delete them", danger: true})) {
+    const text = gettext("Those that were kept are deleted from this device.");
+    const title = gettext("Keep no conversations?");
+    if (!keep.checked && !await confirmAction({title, text, action: gettext("Delete them"), danger: true})) {
       keep.checked = true;
       return;
     }

@@ -1,18 +1,19 @@
 // The body of a chat request, from the settings of a column and its conversation. No page in here.
 
 import {newAnswer} from "./answer.js";
+import {gettext, noop} from "./language.js";
 
 /** The numbers that a request may have: name, label, step, smallest and largest value. */
 export const NUMBERS = [
-  ["temperature", "Temperature", 0.1, 0, 2],
-  ["top_p", "Top p", 0.05, 0, 1],
-  ["top_k", "Top k", 1, -1, 1000000],
-  ["min_p", "Min p", 0.01, 0, 1],
-  ["max_tokens", "Maximum tokens", 1, 1, 10000000],
-  ["seed", "Seed", 1, -9007199254740991, 9007199254740991],
-  ["presence_penalty", "Presence penalty", 0.1, -2, 2],
-  ["frequency_penalty", "Frequency penalty", 0.1, -2, 2],
-  ["repetition_penalty", "Repetition penalty", 0.05, 0, 10],
+  ["temperature", noop("Temperature"), 0.1, 0, 2],
+  ["top_p", noop("Top p"), 0.05, 0, 1],
+  ["top_k", noop("Top k"), 1, -1, 1000000],
+  ["min_p", noop("Min p"), 0.01, 0, 1],
+  ["max_tokens", noop("Maximum tokens"), 1, 1, 10000000],
+  ["seed", noop("Seed"), 1, -9007199254740991, 9007199254740991],
+  ["presence_penalty", noop("Presence penalty"), 0.1, -2, 2],
+  ["frequency_penalty", noop("Frequency penalty"), 0.1, -2, 2],
+  ["repetition_penalty", noop("Repetition penalty"), 0.05, 0, 10],
 ];
 
 /** The settings of a new column: texts, as the form has them. Empty: not sent. */
@@ -33,37 +34,43 @@ export class SettingFault extends Error {
 /** Return the fields that settings add to a request. Throws SettingFault. */
 export function fieldsOf(settings) {
   const fields = {};
-  for (const [name, label, step, least, most] of NUMBERS) {
+  for (const [name, title, step, least, most] of NUMBERS) {
     const text = settings[name].trim();
     if (text === "") continue;
     const value = Number(text);
-    if (Number.isNaN(value)) throw new SettingFault(name, `${label} is not a number.`);
-    if (value < least || value > most) throw new SettingFault(name, `${label} must be from ${least} to ${most}.`);
-    if (step === 1 && !Number.isInteger(value)) throw new SettingFault(name, `${label} must be a whole number.`);
+    const label = gettext(title);
+    if (Number.isNaN(value)) throw new SettingFault(name, gettext("%(label)s is not a number.", {label}));
+    if (value < least || value > most) {
+      throw new SettingFault(name, gettext("%(label)s must be from %(least)s to %(most)s.", {label, least, most}));
+    }
+    if (step === 1 && !Number.isInteger(value)) {
+      throw new SettingFault(name, gettext("%(label)s must be a whole number.", {label}));
+    }
     fields[name] = value;
   }
   const stop = settings.stop.split("\n").filter((line) => line !== "");
   if (stop.length) fields.stop = stop;
-  const schema = parsed(settings.schema, "schema", "The JSON schema", isObject, "an object");
+  const schema = parsed(settings.schema, "schema", gettext("The JSON schema"), isObject);
   if (schema !== null) {
     fields.response_format = {type: "json_schema", json_schema: {name: "answer", schema}};
   }
-  const tools = parsed(settings.tools, "tools", "Tools", Array.isArray, "a list");
+  const tools = parsed(settings.tools, "tools", gettext("Tools"), Array.isArray);
   if (tools?.length) fields.tools = tools;
-  const other = parsed(settings.other, "other", "Other fields", isObject, "an object");
+  const other = parsed(settings.other, "other", gettext("Other fields"), isObject);
   return {...fields, ...(other ?? {})};
 }
 
-function parsed(text, field, label, fits, kind) {
+function parsed(text, field, label, fits) {
   if (text.trim() === "") return null;
   let value;
   try {
     value = JSON.parse(text);
   } catch (error) {
-    throw new SettingFault(field, `${label}: not valid JSON (${error.message}).`);
+    throw new SettingFault(field, gettext("%(label)s: not valid JSON (%(reason)s).", {label, reason: error.message}));
   }
-  if (!fits(value)) throw new SettingFault(field, `${label} must be ${kind} in JSON.`);
-  return value;
+  if (fits(value)) return value;
+  if (fits === isObject) throw new SettingFault(field, gettext("%(label)s must be an object in JSON.", {label}));
+  throw new SettingFault(field, gettext("%(label)s must be a list in JSON.", {label}));
 }
 
 function isObject(value) {

@@ -1,12 +1,13 @@
 // Copies text; where the browser does not allow it, shows the text to be copied by hand.
 
 import {notify} from "./api.js";
+import {gettext} from "./language.js";
 
 /** Copy a text and say so; `what` names it. */
 export async function copyText(text, what) {
   try {
     await navigator.clipboard.writeText(text); // missing on pages that came without TLS
-    notify(`${what} copied.`);
+    notify(gettext("%(what)s copied.", {what}));
   } catch {
     show(text, what);
   }
@@ -15,7 +16,7 @@ export async function copyText(text, what) {
 function show(text, what) {
   const dialog = document.createElement("dialog");
   const label = document.createElement("label");
-  label.textContent = `${what}: copy it from here`;
+  label.textContent = gettext("%(what)s: copy it from here", {what});
   const area = document.createElement("textarea");
   area.className = "mono";
   area.rows = 14;
@@ -26,7 +27,7 @@ function show(text, what) {
   form.method = "dialog";
   form.className = "row end";
   const close = document.createElement("button");
-  close.textContent = "Close";
+  close.textContent = gettext("Close");
   form.append(close);
   dialog.append(label, form);
   document.body.append(dialog);

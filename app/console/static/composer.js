@@ -1,6 +1,7 @@
 // The field for messages: its images, and the keys that send.
 
 import {notify} from "./api.js";
+import {gettext} from "./language.js";
 import {image} from "./playground_view.js";
 
 const MAX_IMAGE_BYTES = 8 * 2 ** 20;
@@ -49,7 +50,7 @@ export class Composer {
   #add(files) {
     for (const file of files) {
       if (!file.type.startsWith("image/") || file.size > MAX_IMAGE_BYTES) {
-        notify(`${file.name}: an image of up to 8 MiB, please.`, "bad");
+        notify(gettext("%(name)s: an image of up to 8 MiB, please.", {name: file.name}), "bad");
         continue;
       }
       const reader = new FileReader();
@@ -66,7 +67,7 @@ export class Composer {
       const button = document.createElement("button");
       button.type = "button";
       button.className = "thumbnail";
-      button.setAttribute("aria-label", `Remove image ${at + 1}`);
+      button.setAttribute("aria-label", gettext("Remove image %(number)s", {number: at + 1}));
       button.append(image(url, at));
       button.addEventListener("click", () => {
         this.#images.splice(at, 1);

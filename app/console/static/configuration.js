@@ -2,9 +2,13 @@
 
 import {api, notify} from "./api.js";
 import {confirmAction} from "./dialogs.js";
+import {gettext, noop} from "./language.js";
 import {refresh} from "./page_parts.js";
 
-const KINDS = {"+": ["added", "good"], "-": ["removed", "bad"], "~": ["changed", "warn"], "!": ["needs a restart", ""]};
+const KINDS = {
+  "+": [noop("added"), "good"], "-": [noop("removed"), "bad"],
+  "~": [noop("changed"), "warn"], "!": [noop("needs a restart"), ""],
+};
 const plan = document.getElementById("plan");
 const reload = document.getElementById("reload");
 const compare = document.getElementById("compare");
@@ -21,7 +25,7 @@ function element(name, className, ...children) {
 function row(line) {
   const [word, kind] = KINDS[line[0]] ?? ["", ""];
   const text = word ? line.slice(2) : line;
-  return element("li", "change", element("span", `badge ${kind}`, word), " ", element("span", "mono", text));
+  return element("li", "change", element("span", `badge ${kind}`, gettext(word)), " ", element("span", "mono", text));
 }
 
 function list(lines) {
@@ -48,7 +52,7 @@ async function showPlan() {
       plan.replaceChildren(list(report.difference), element("p", "", effects.join(" ")));
       reload.disabled = false;
     } else {
-      plan.replaceChildren(element("p", "muted", "Nothing differs: the file and the environment are what is in force."));
+      plan.replaceChildren(element("p", "muted", gettext("Nothing differs: the file and the environment are what is in force.")));
     }
   } catch (error) {
     showFault(error);
@@ -59,17 +63,17 @@ async function showPlan() {
 
 async function runReload() {
   const confirmed = await confirmAction({
-    title: "Reload the configuration?", text: effects.join(" "), action: "Reload",
+    title: gettext("Reload the configuration?"), text: effects.join(" "), action: gettext("Reload"),
   });
   reload.focus();
   if (!confirmed) return;
   reload.disabled = true;
   compare.disabled = true;
-  plan.replaceChildren(element("p", "muted", "Reloading. This takes until the engines that change are ready …"));
+  plan.replaceChildren(element("p", "muted", gettext("Reloading. This takes until the engines that change are ready …")));
   try {
     const report = await api("/admin/reload", {method: "POST", body: {}});
     const result = report.lines.at(-1);
-    notify(`Reloaded: ${result}.`, report.ok ? "" : "bad");
+    notify(gettext("Reloaded: %(result)s.", {result}), report.ok ? "" : "bad");
     await refresh("in-force");
     await showPlan();
     const outcomes = report.lines.slice(report.difference.length);

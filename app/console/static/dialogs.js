@@ -1,6 +1,7 @@
 // Confirmation before an action, and buttons that act.
 
 import {api, notify} from "./api.js";
+import {gettext} from "./language.js";
 
 const CONFIRMED = "confirmed";
 
@@ -17,7 +18,7 @@ export function confirmAction({title, text, action, danger = false}) {
   form.method = "dialog";
   form.className = "row end";
   // By value, not by label: the action itself may be to cancel something.
-  const back = button("Back", "", "");
+  const back = button(gettext("Back"), "", "");
   const act = button(action, CONFIRMED, danger ? "danger" : "primary");
   form.append(back, act);
   dialog.append(heading, body, form);
@@ -55,7 +56,7 @@ document.addEventListener("click", async (event) => {
   pressed.disabled = true;
   try {
     await api(action, {method: "POST"});
-    notify(done ?? "Done.");
+    notify(done ?? gettext("Done."));
   } catch (error) {
     notify(error.message, "bad");
   } finally {

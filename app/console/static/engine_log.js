@@ -2,6 +2,7 @@
 // Lines are only ever text, and as many and as long as a page can bear.
 
 import {send} from "./api.js";
+import {gettext} from "./language.js";
 import {LineReader, levelOf, shortened} from "./log_lines.js";
 
 const MAX_LINES = 2000;
@@ -70,7 +71,8 @@ function filter() {
 
 function showCount() {
   const all = box.childElementCount;
-  const lines = found === all ? `${all} lines` : `${found} of ${all} lines`;
+  const lines = found === all ? gettext("%(number)s lines", {number: all})
+    : gettext("%(part)s of %(all)s lines", {part: found, all});
   state.textContent = connection ? `${lines}. ${connection}` : lines;
 }
 
@@ -106,9 +108,9 @@ async function run() {
     lastLevel = "info";
     try {
       await read(FIRST_LINES);
-      say("The connection has ended. Trying again …");
+      say(gettext("The connection has ended. Trying again …"));
     } catch (error) {
-      if (error.name !== "AbortError") say(`${error.message ?? "The connection broke."} Trying again …`);
+      if (error.name !== "AbortError") say(`${error.message ?? gettext("The connection broke.")} ${gettext("Trying again …")}`);
       if (error.status === 401 || error.status === 403 || error.status === 404 || error.status === 409) {
         say(error.message);
         return;

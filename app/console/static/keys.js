@@ -4,6 +4,7 @@
 import {CONSOLE, PUBLIC_URL} from "./addresses.js";
 import {api, notify} from "./api.js";
 import {confirmAction} from "./dialogs.js";
+import {gettext} from "./language.js";
 import {refresh} from "./page_parts.js";
 import {curlOf, pythonOf, shellQuoted} from "./snippets.js";
 
@@ -12,7 +13,7 @@ const NUMBERS = [
   "daily_cost", "monthly_cost",
 ];
 const KEYS = `${CONSOLE}/keys`;
-const NOT_COPIED = "The browser does not let this page copy: select the text and copy it.";
+const NOT_COPIED = gettext("The browser does not let this page copy: select the text and copy it.");
 
 /** Return a key's fields as the API has them. Throws Error if the rules are not JSON. */
 function keyFields(form) {
@@ -57,7 +58,7 @@ function rules(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`Rules on request fields: ${error.message}`);
+    throw new Error(gettext("Rules on request fields: %(reason)s", {reason: error.message}));
   }
 }
 
@@ -101,11 +102,11 @@ function showSecret(title, {key: secret, role, models}) {
   };
   for (const button of dialog.querySelectorAll("[data-snippet]")) {
     button.onclick = async () => {
-      copied.textContent = await copyText(environment, snippets[button.dataset.snippet]) ? "Copied." : NOT_COPIED;
+      copied.textContent = await copyText(environment, snippets[button.dataset.snippet]) ? gettext("Copied.") : NOT_COPIED;
     };
   }
   const copy = async () => {
-    copied.textContent = await copyText(output) ? "Copied." : NOT_COPIED;
+    copied.textContent = await copyText(output) ? gettext("Copied.") : NOT_COPIED;
   };
   const close = () => {
     clear(); // at once: the event of the close comes later
@@ -146,7 +147,7 @@ async function copyText(element, text = element.textContent) {
 async function createKey(form) {
   const made = await api("/admin/keys", {method: "POST", body: keyFields(form)});
   form.reset();
-  await showSecret(`The key “${made.name}”`, made);
+  await showSecret(gettext("The key “%(name)s”", {name: made.name}), made);
   location.assign(`${KEYS}/${made.id}`);
 }
 
@@ -159,13 +160,13 @@ async function createOwnKey(form) {
   };
   const made = await api("/own_keys", {method: "POST", body});
   form.reset();
-  await showSecret(`The key “${made.name}”`, made);
+  await showSecret(gettext("The key “%(name)s”", {name: made.name}), made);
   location.reload();
 }
 
 async function revokeOwnKey({revokeOwn: id, name}) {
-  const text = `Requests with ${name} are refused from now on, and those in flight end.`;
-  if (!await confirmAction({title: "Revoke the key?", text, action: "Revoke", danger: true})) return;
+  const text = gettext("Requests with %(name)s are refused from now on, and those in flight end.", {name});
+  if (!await confirmAction({title: gettext("Revoke the key?"), text, action: gettext("Revoke"), danger: true})) return;
   await api(`/own_keys/${id}`, {method: "DELETE"});
   location.reload();
 }
@@ -178,14 +179,14 @@ async function changeKey(form) {
     initial.set(form, keyFields(form));
     await refresh("facts");
   }
-  notify("Saved.");
+  notify(gettext("Saved."));
 }
 
 async function rotateKey(form) {
   const body = {grace_s: Number(form.elements.grace.value)};
   const made = await api(`/admin/keys/${form.dataset.rotate}/rotate`, {method: "POST", body});
   form.closest("dialog").close();
-  await showSecret(`The new secret of “${made.name}”`, made);
+  await showSecret(gettext("The new secret of “%(name)s”", {name: made.name}), made);
   await refresh("facts");
 }
 
@@ -193,7 +194,7 @@ async function disableKey(form) {
   await api(`/admin/keys/${form.dataset.disable}/disable${now(form)}`, {method: "POST"});
   form.closest("dialog").close();
   await refresh("facts");
-  notify("Disabled.");
+  notify(gettext("Disabled."));
 }
 
 async function deleteKey(form) {
@@ -211,8 +212,9 @@ async function saveOwner(form) {
 
 async function deleteOwner(button) {
   const name = button.dataset.deleteOwner;
-  const text = `The limits and budgets of ${name} end; its keys and their usage stay.`;
-  if (!await confirmAction({title: "Delete the owner's limits?", text, action: "Delete", danger: true})) return;
+  const text = gettext("The limits and budgets of %(name)s end; its keys and their usage stay.", {name});
+  const title = gettext("Delete the owner's limits?");
+  if (!await confirmAction({title, text, action: gettext("Delete"), danger: true})) return;
   await api(`/admin/owners/${encodeURIComponent(name)}`, {method: "DELETE"});
   location.assign(`${KEYS}/owners`);
 }
@@ -252,7 +254,7 @@ document.addEventListener("click", async (event) => {
     if (enable) {
       await api(`/admin/keys/${enable}/enable`, {method: "POST"});
       await refresh("facts");
-      notify("Enabled.");
+      notify(gettext("Enabled."));
     }
     if (owner) await deleteOwner(button);
     if (button.dataset.revokeOwn) await revokeOwnKey(button.dataset);

@@ -1,5 +1,7 @@
 // Lines of an engine's log: split from pieces of text, their level, and their length. Pure.
 
+import {gettext} from "./language.js";
+
 // A longer line is cut: the page shows its beginning.
 const MAX_LINE = 4000;
 // vLLM: "(APIServer pid=1) WARNING 11-23 09:00:00 [file.py:1] text"; uvicorn: "INFO:     text".
@@ -28,7 +30,7 @@ export function levelOf(line, before) {
 
 /** Return a line as the page shows it: bounded, and with control characters made visible. */
 export function shortened(line) {
-  const text = line.length > MAX_LINE ? `${line.slice(0, MAX_LINE)}… (${line.length} characters)` : line;
+  const text = line.length > MAX_LINE ? `${line.slice(0, MAX_LINE)}… (${gettext("%(number)s characters", {number: line.length})})` : line;
   // The pictures of control characters: U+2400 and on.
   return text.replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)));
 }

@@ -1,6 +1,7 @@
 // The models that the key may use, and how far those are that start.
 
 import {api} from "./api.js";
+import {gettext} from "./language.js";
 
 const AGAIN_MS = 2000;
 
@@ -53,6 +54,6 @@ export class Models {
 
 /** Return how far the start of a model is, as text. */
 export function startText({phase, step, left_s}) {
-  const left = left_s === null || left_s < 0 ? "" : `about ${Math.ceil(left_s)} s left`;
+  const left = left_s === null || left_s < 0 ? "" : gettext("about %(duration)s left", {duration: `${Math.ceil(left_s)} s`});
   return [phase, step, left].filter(Boolean).join(", ");
 }

@@ -9,6 +9,7 @@ import {copyText} from "./clipboard.js";
 import {Composer, sendsOnEnter} from "./composer.js";
 import {Conversation, MAX_COLUMNS} from "./conversation.js";
 import {hideExamples, showExamples} from "./examples.js";
+import {gettext} from "./language.js";
 import {Models} from "./models.js";
 import {AnswerView, part, runs, turnElement} from "./playground_view.js";
 import {faultOf, revealFault, showColumns, showModelNotes} from "./playground_settings.js";
@@ -37,7 +38,7 @@ function described(answer, turn) {
     const asked = models.find(answer.model);
     const other = answer.servedBy && answer.servedBy !== (asked?.alias_of ?? answer.model);
     return {
-      served: other ? `Answered by ${answer.servedBy}.` : "",
+      served: other ? gettext("Answered by %(model)s.", {model: answer.servedBy}) : "",
       price: (other ? models.find(answer.servedBy) : asked)?.price ?? null,
       starting: asked?.starting ?? null,
       last: turn === conversation.turns.at(-1) && turn.answers.some((steps) => steps?.at(-1) === answer),
@@ -75,9 +76,9 @@ function viewOf(turn, column, answer) {
   const act = (name, action) => part(view.element, name).addEventListener("click", action);
   act("again", () => again(turn, column));
   act("results", () => start(turn, column));
-  act("copy", () => copyText(answer.text, "Answer"));
+  act("copy", () => copyText(answer.text, gettext("Answer")));
   for (const [language, snippetOf] of Object.entries(SNIPPETS)) {
-    act(language, () => copyText(snippetOf(CHAT_URL, requestOf(turn, column, answer)), `Request as ${language}`));
+    act(language, () => copyText(snippetOf(CHAT_URL, requestOf(turn, column, answer)), gettext("Request as %(language)s", {language})));
   }
   if (!runs(answer)) view.format();
   return view;
@@ -138,7 +139,7 @@ function again(turn, column) {
 function askAll(count, text, given) {
   if (running.size || reportFault(conversation.columns)) return false;
   if (!conversation.columns.every(({model}) => model)) {
-    notify("This key may use no model that answers messages.", "bad");
+    notify(gettext("This key may use no model that answers messages."), "bad");
     return false;
   }
   const turn = conversation.ask(count, text, given);

@@ -2,6 +2,7 @@
 
 import {NUMBERS, SettingFault, fieldsOf} from "./chat_request.js";
 import {LETTERS, MAX_COLUMNS} from "./conversation.js";
+import {gettext} from "./language.js";
 import {startText} from "./models.js";
 
 const list = document.getElementById("columns");
@@ -17,7 +18,7 @@ export function showColumns(conversation, models, changed) {
     });
     openThese(column, open[at] ?? open.at(-1), settings);
     const remove = column.querySelector("[data-do=remove]");
-    remove.setAttribute("aria-label", `Remove column ${LETTERS[at]}`);
+    remove.setAttribute("aria-label", gettext("Remove column %(letter)s", {letter: LETTERS[at]}));
     remove.addEventListener("click", () => {
       conversation.removeColumn(at);
       changed("columns");
@@ -47,8 +48,9 @@ function openThese(column, groups, settings) {
 
 function columnOf(settings, at, models, changed) {
   const column = template.content.firstElementChild.cloneNode(true);
-  column.setAttribute("aria-label", `Column ${LETTERS[at]}`);
-  column.querySelector("h2").textContent = `Column ${LETTERS[at]}`;
+  const title = gettext("Column %(letter)s", {letter: LETTERS[at]});
+  column.setAttribute("aria-label", title);
+  column.querySelector("h2").textContent = title;
   column.querySelector("[data-part=numbers]").append(...NUMBERS.map(numberInput));
   const select = column.querySelector("select");
   fillModels(select, models);
@@ -76,7 +78,7 @@ function numberInput([name, label, step]) {
   input.name = name;
   input.inputMode = step === 1 ? "numeric" : "decimal";
   input.autocomplete = "off";
-  wrapper.append(label, input);
+  wrapper.append(gettext(label), input);
   return wrapper;
 }
 
@@ -84,12 +86,12 @@ function numberInput([name, label, step]) {
 function showNotes(column, settings, models) {
   const model = models.find(({name}) => name === settings.model);
   const notes = [];
-  if (model?.max_model_len) notes.push(`Context of ${model.max_model_len.toLocaleString("en")} tokens.`);
-  if (model?.starting) notes.push(`Starting: ${startText(model.starting)}.`);
-  else if (model && !model.ready) notes.push(model.on_demand ? "Not loaded: the first answer waits for it." : "No engine is ready.");
+  if (model?.max_model_len) notes.push(gettext("Context of %(number)s tokens.", {number: model.max_model_len.toLocaleString("en")}));
+  if (model?.starting) notes.push(gettext("Starting: %(progress)s.", {progress: startText(model.starting)}));
+  else if (model && !model.ready) notes.push(model.on_demand ? gettext("Not loaded: the first answer waits for it.") : gettext("No engine is ready."));
   column.querySelector("[data-part=note]").textContent = notes.join(" ");
   for (const [name] of NUMBERS) {
-    column.querySelector(`[name=${name}]`).placeholder = model?.defaults?.[name] ?? "default";
+    column.querySelector(`[name=${name}]`).placeholder = model?.defaults?.[name] ?? gettext("default");
   }
   showFault(column, faultOf(settings));
 }

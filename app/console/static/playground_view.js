@@ -4,6 +4,7 @@ import {endOf, figuresOf, prettyArguments, statisticsOf, thoughtOf} from "./answ
 import {copyText} from "./clipboard.js";
 import {countDown} from "./countdown.js";
 import {LETTERS} from "./conversation.js";
+import {LOCALE, gettext} from "./language.js";
 import {renderMarkdown} from "./markdown.js";
 import {startText} from "./models.js";
 
@@ -20,7 +21,7 @@ export function part(element, name) {
 export function turnElement(turn, at) {
   const element = turnTemplate.content.firstElementChild.cloneNode(true);
   element.dataset.turn = at;
-  element.querySelector("h2").textContent = `Message ${at + 1}`;
+  element.querySelector("h2").textContent = gettext("Message %(number)s", {number: at + 1});
   part(element, "text").textContent = turn.text;
   part(element, "images").replaceChildren(...turn.images.map((url, index) => image(url, index)));
   part(element, "answers").dataset.columns = turn.answers.length;
@@ -31,7 +32,7 @@ export function turnElement(turn, at) {
 export function image(url, index) {
   const shown = document.createElement("img");
   shown.src = url;
-  shown.alt = `Image ${index + 1}`;
+  shown.alt = gettext("Image %(number)s", {number: index + 1});
   return shown;
 }
 
@@ -68,8 +69,8 @@ export class AnswerView {
     if (!asked) return;
     const at = new Date(asked);
     this.#show("time").dateTime = at.toISOString();
-    this.#show("time").title = at.toLocaleString();
-    this.#show("time").textContent = at.toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"});
+    this.#show("time").title = at.toLocaleString(LOCALE);
+    this.#show("time").textContent = at.toLocaleTimeString(LOCALE, {hour: "2-digit", minute: "2-digit"});
   }
 
   /** Show what has arrived, with the next frame. */
@@ -109,7 +110,9 @@ export class AnswerView {
     const place = this.#show("start");
     place.hidden = !starting;
     if (!starting) return;
-    place.querySelector("p").textContent = `The model starts: ${startText(starting)}. The message is sent when it is ready.`;
+    place.querySelector("p").textContent = gettext(
+      "The model starts: %(progress)s. The message is sent when it is ready.", {progress: startText(starting)},
+    );
     const bar = place.querySelector("progress");
     if (starting.share === null) bar.removeAttribute("value");
     else bar.value = starting.share;
@@ -147,7 +150,7 @@ export class AnswerView {
     this.#show("actions").hidden = runs(answer);
     this.#show("again").hidden = !last;
     this.#show("results").hidden = !last || !answer.calls.length || runs(answer);
-    countDown(this.#show("again"), "Try again", answer.fault?.retryAt);
+    countDown(this.#show("again"), gettext("Try again"), answer.fault?.retryAt);
   }
 
   /** Turn the text into Markdown; it stays as it is where that takes too much. */
@@ -168,9 +171,9 @@ function addCopyButton(code) {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "small";
-  button.textContent = "Copy";
-  button.setAttribute("aria-label", "Copy the code");
-  button.addEventListener("click", () => copyText(code.textContent, "Code"));
+  button.textContent = gettext("Copy");
+  button.setAttribute("aria-label", gettext("Copy the code"));
+  button.addEventListener("click", () => copyText(code.textContent, gettext("Code")));
   code.replaceWith(frame);
   frame.append(code, button);
 }
@@ -181,9 +184,9 @@ export function runs(answer) {
 }
 
 function stateOf(answer) {
-  if (answer.state === "waiting") return "waiting …";
-  if (answer.state === "streaming") return answer.text ? "answering …" : "thinking …";
-  return answer.state === "failed" ? "failed" : "";
+  if (answer.state === "waiting") return gettext("waiting …");
+  if (answer.state === "streaming") return answer.text ? gettext("answering …") : gettext("thinking …");
+  return answer.state === "failed" ? gettext("failed") : "";
 }
 
 function pair([name, value]) {

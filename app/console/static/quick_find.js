@@ -2,14 +2,15 @@
 
 import {ROOT_PATH} from "./addresses.js";
 import {api} from "./api.js";
+import {gettext} from "./language.js";
 
 const WAIT_MS = 150; // after the last letter
-const HINT = "A name or a part of it, or a whole ID. ↑ ↓ choose, Enter opens, Esc closes.";
+const HINT = gettext("A name or a part of it, or a whole ID. ↑ ↓ choose, Enter opens, Esc closes.");
 let asked = 0;
 
-const dialog = build("dialog", {className: "find-dialog", ariaLabel: "Find"});
-const input = build("input", {type: "text", maxLength: 128, autocomplete: "off", spellcheck: false, placeholder: "Find a page, model, engine, key or request", ariaLabel: "Find"});
-const list = build("div", {id: "found", role: "listbox", ariaLabel: "Found"});
+const dialog = build("dialog", {className: "find-dialog", ariaLabel: gettext("Find")});
+const input = build("input", {type: "text", maxLength: 128, autocomplete: "off", spellcheck: false, placeholder: gettext("Find a page, model, engine, key or request"), ariaLabel: gettext("Find")});
+const list = build("div", {id: "found", role: "listbox", ariaLabel: gettext("Found")});
 const note = build("p", {role: "status"});
 input.setAttribute("role", "combobox");
 input.setAttribute("aria-controls", list.id);
@@ -23,7 +24,7 @@ function build(name, properties) {
 function pages(text) {
   const links = [...document.querySelectorAll(".rail nav a")];
   return links
-    .map((link) => ({kind: "Page", title: link.textContent.trim(), path: link.getAttribute("href")}))
+    .map((link) => ({kind: gettext("Page"), title: link.textContent.trim(), path: link.getAttribute("href")}))
     .filter(({title}) => title.toLowerCase().includes(text.toLowerCase()));
 }
 
@@ -61,8 +62,8 @@ async function find() {
   try {
     const answer = await api("/find", {method: "POST", body: {text}});
     found = [...first, ...answer.data.map((one) => ({...one, path: ROOT_PATH + one.path}))];
-    if (!answer.complete) said = "The database does not answer now: keys and stored requests are left out.";
-    else if (!found.length) said = "Nothing has this name or ID.";
+    if (!answer.complete) said = gettext("The database does not answer now: keys and stored requests are left out.");
+    else if (!found.length) said = gettext("Nothing has this name or ID.");
   } catch (error) {
     said = error.message;
   }

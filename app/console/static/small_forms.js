@@ -2,6 +2,7 @@
 
 import {api} from "./api.js";
 import {countDown} from "./countdown.js";
+import {gettext} from "./language.js";
 import {fillModels} from "./playground_settings.js";
 
 const SHOWN_VALUES = 8;
@@ -32,7 +33,7 @@ async function run(form, action) {
   const label = button.textContent;
   let retryAt = null;
   button.disabled = true;
-  output.replaceChildren("Waiting for the model …");
+  output.replaceChildren(gettext("Waiting for the model …"));
   try {
     output.replaceChildren(...await action(form.elements));
   } catch (error) {
@@ -54,7 +55,7 @@ async function embed({model, input}) {
     at === 0 ? "–" : cosine(data[0].embedding, embedding).toFixed(4),
   ]);
   return [
-    table("Embeddings", ["Text", "Dimensions", "First values", "Cosine to the first"], rows, [1, 3]),
+    table(gettext("Embeddings"), [gettext("Text"), gettext("Dimensions"), gettext("First values"), gettext("Cosine to the first")], rows, [1, 3]),
     usageLine(usage),
   ];
 }
@@ -67,7 +68,7 @@ async function rerank({model, query, input}) {
   const rows = [...results]
     .sort((one, other) => other.relevance_score - one.relevance_score)
     .map(({index, relevance_score}) => [documents[index], relevance_score.toFixed(4)]);
-  return [table("Texts by relevance", ["Text", "Score"], rows, [1]), usageLine(usage)];
+  return [table(gettext("Texts by relevance"), [gettext("Text"), gettext("Score")], rows, [1]), usageLine(usage)];
 }
 
 async function score({model, query, input}) {
@@ -79,7 +80,7 @@ async function score({model, query, input}) {
     .map((one, at) => [texts[one.index ?? at], one.score])
     .sort((one, other) => other[1] - one[1])
     .map(([text, value]) => [text, value.toFixed(4)]);
-  return [table("Texts by score", ["Text", "Score"], rows, [1]), usageLine(usage)];
+  return [table(gettext("Texts by score"), [gettext("Text"), gettext("Score")], rows, [1]), usageLine(usage)];
 }
 
 function lines(text) {
@@ -97,12 +98,12 @@ function cosine(one, other) {
 }
 
 function nothing() {
-  return paragraph("The model answered in a form that this page does not know.", "fault");
+  return paragraph(gettext("The model answered in a form that this page does not know."), "fault");
 }
 
 function usageLine(usage) {
   const tokens = usage?.total_tokens ?? usage?.prompt_tokens;
-  return paragraph(tokens === undefined ? "" : `${tokens.toLocaleString("en")} tokens`, "muted");
+  return paragraph(tokens === undefined ? "" : gettext("%(number)s tokens", {number: tokens.toLocaleString("en")}), "muted");
 }
 
 function paragraph(text, kind) {

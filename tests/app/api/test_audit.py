@@ -59,6 +59,7 @@ NO_CHANGES = {
     ("POST", "/console/api/find"),  # searches, whose texts may be secrets
     ("POST", "/console/keys/find"),
     ("POST", "/console/theme"),  # a cookie of the browser
+    ("POST", "/console/language"),  # and another
 }
 # The sign-in by an identity provider: see tests/app/console/test_oidc_sign_in.py.
 OIDC = {

@@ -11,8 +11,11 @@ import pytest
 
 from tests.docs.page import ROOT
 from tests.docs.terminal import Terminal
-from tests.e2e.deployment import ADMIN_KEY, demo_model
+from tests.e2e.deployment import ADMIN_KEY, demo_model, keep_known_flags, use_known_flags
 from tests.fakes import nvml
+
+# The run directory of a gateway, below the directory in which it was started.
+RUN = Path("var", "run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     directory = tmp_path_factory.mktemp("demo")
     (directory / "var").mkdir()
     (directory / "var" / "demo-model").symlink_to(ROOT / "var" / "demo-model")
+    use_known_flags(directory / RUN)
     with Terminal(directory, {"GATEWAY_ADMIN_KEY": ADMIN_KEY}) as terminal:
         port = terminal.port()
         # Without the set-up, which has created the environment of these tests.
         said = terminal.serve(f"GATEWAY_SERVER__PORT={port} make -o setup serve")
         yield Demo(directory, port, said)
+    keep_known_flags(directory / RUN)
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,12 @@ import pytest
 from app.settings import load_settings
 from engines.flags import check
 from engines.spec import ManagedSpec
-from tests.docs.conftest import Demo
+from tests.docs.conftest import RUN, Demo
 from tests.docs.console import PROMPT, needs
 from tests.docs.page import ROOT, Page
 from tests.docs.pages import PAGES
 from tests.docs.terminal import Terminal, follow
+from tests.e2e.deployment import keep_known_flags, use_known_flags
 from tests.fakes import vllm_flags
 from tests.gateway import free_port
 from tests.services import PostgresServer, RedisServer
@@ -74,6 +75,7 @@ def test_the_commands_work_on_gateways_of_their_own(
 ) -> None:
     (tmp_path / "var").mkdir()
     (tmp_path / "var" / "demo-model").symlink_to(ROOT / "var" / "demo-model")
+    use_known_flags(tmp_path / RUN)
     replaced = {
         "redis://:PASSWORD@redis:6379/0": redis_server.url,
         "postgresql+asyncpg://gateway:PASSWORD@db/gateway": postgres_server.create(
@@ -90,6 +92,7 @@ def test_the_commands_work_on_gateways_of_their_own(
     }
     with Terminal(tmp_path, environment, replaced, {"8000": port}) as terminal:
         assert follow(page, terminal, gpus=gpus) > 0
+    keep_known_flags(tmp_path / RUN)
 
 
 @pytest.mark.slow

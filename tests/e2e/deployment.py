@@ -1,5 +1,6 @@
 """The command as a user runs it: a process of its own, real vLLM behind it."""
 
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import psutil
 import yaml
 
 from app.settings import LimitSettings
+from engines.flags.check import MAX_CACHED
 from engines.flags.check import NAME as FLAGS
 from tests.gateway import free_port, make_tables, responds
 from tests.waiting import poll_until
@@ -150,12 +152,21 @@ def use_known_flags(run_dir: Path) -> None:
         shutil.copy(KNOWN_FLAGS, run_dir / FLAGS)
 
 
-def _keep_known_flags(run_dir: Path) -> None:
-    if (run_dir / FLAGS).exists():
-        # Another process of the tests may do the same.
-        copy = KNOWN_FLAGS.with_suffix(f".{os.getpid()}")
-        shutil.copy(run_dir / FLAGS, copy)
-        copy.replace(KNOWN_FLAGS)
+def keep_known_flags(run_dir: Path) -> None:
+    """Have later run directories begin with what the parser said to this one."""
+    if not (run_dir / FLAGS).exists():
+        return
+    said = json.loads((run_dir / FLAGS).read_text())
+    if (
+        KNOWN_FLAGS.exists()
+        and (known := json.loads(KNOWN_FLAGS.read_text()))["vllm"] == said["vllm"]
+    ):
+        said["accepted"] = list(dict.fromkeys((*said["accepted"], *known["accepted"])))[:MAX_CACHED]
+    # Another process of the tests may do the same.
+    copy = KNOWN_FLAGS.with_suffix(f".{os.getpid()}")
+    copy.write_text(json.dumps(said))
+    copy.chmod(0o600)
+    copy.replace(KNOWN_FLAGS)
 
 
 def launch(
@@ -200,7 +211,7 @@ def deployed(
         family = deployment.family() if process.poll() is None else []
         if process.poll() is None:
             deployment.terminate()
-        _keep_known_flags(deployment.run_dir)  # the parser may have ended after the start
+        keep_known_flags(deployment.run_dir)  # the parser may have ended after the start
         left = [one for one in family if alive(one)]
         for one in left:
             one.kill()
@@ -215,7 +226,7 @@ def until_ready(deployment: Deployment) -> None:
         return "serves on" in deployment.said()
 
     poll_until(ready, START_S)
-    _keep_known_flags(deployment.run_dir)
+    keep_known_flags(deployment.run_dir)
 
 
 def engine_processes(deployment: Deployment) -> list[psutil.Process]:

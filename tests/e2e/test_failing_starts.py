@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.deployment import ENGINE, demo_model, run, write_config
+from tests.e2e.deployment import (
+    ENGINE,
+    demo_model,
+    keep_known_flags,
+    run,
+    use_known_flags,
+    write_config,
+)
 
 # vLLM's own imports are most of what a start costs.
 BARE: dict[str, Any] = {**ENGINE, "args": {"enforce-eager": True, "max-model-len": 1024}}
@@ -21,10 +28,11 @@ def engine(model: Path | str = ENGINE["model"], **flags: Any) -> dict[str, Any]:
     return {**BARE, "model": str(model), "args": args}
 
 
-def corrupt(directory: Path) -> Path:
+def corrupt() -> Path:
     """Return a copy of the demo model whose weights begin with no length that could be one."""
-    path = directory / "corrupt"
-    shutil.copytree(ENGINE["model"], path)
+    # Always the same path, so that the gateway knows its command line.
+    path = Path(ENGINE["model"]).with_name("corrupt-model")
+    shutil.copytree(ENGINE["model"], path, dirs_exist_ok=True)
     (path / "model.safetensors").write_bytes(b"\xff" * 1000)
     return path
 
@@ -39,11 +47,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "flag": {**ENGINE, "args": {"no-such-flag": 3}},
         "missing": engine("/nonexistent/model"),
         "heads": engine(tensor_parallel_size=3),
-        "corrupt": engine(corrupt(directory)),
+        "corrupt": engine(corrupt()),
     }
     models = [{"name": name, "engines": [spec]} for name, spec in engines.items()]
     file = write_config(directory, *models, parallel_starts=2)
+    use_known_flags(directory / "run")
     ended = run("serve", "--config", str(file), timeout=600)
+    keep_known_flags(directory / "run")
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]

@@ -20,6 +20,7 @@ from tests.e2e.deployment import (
     alive,
     demo_model,
     deployed,
+    keep_known_flags,
     run,
     traces,
     until_ready,
@@ -134,7 +135,9 @@ def test_failing_engines_are_explained_and_the_gateway_exits_2(tmp_path: Path) -
         {"name": "long", "engines": [too_long]},
     ]
     file = write_config(tmp_path, *models)
+    use_known_flags(tmp_path / "run")
     ended = run("serve", "--config", str(file), timeout=300)
+    keep_known_flags(tmp_path / "run")
     assert ended.returncode == 2
     lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]
     assert lines[0] == (

@@ -12,9 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from app.cli import app, generate_output
+from app.cli.generate_output import ProgressMeter
+from engines.base import Progress
 from engines.demo.dialogues import COMPLETIONS, DIALOGUES, Dialogue
-from engines.offline import Job, Loaded, Loading, Prompt, Session
 from engines.output.startup import PHASES
 from tests.e2e.deployment import (
     COMMAND,
@@ -145,20 +148,41 @@ def test_prompt_file_yields_json_lines_and_only_a_too_long_prompt_fails(
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_raw_prompts_with_custom_sampling() -> None:
-    known = COMPLETIONS[0]
-    done = generate(
+def test_raw_prompts_with_custom_sampling_after_the_phases_that_status_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, order = COMPLETIONS[0], list[str]()
+
+    class Recorded(ProgressMeter):
+        def loading(self, progress: Progress) -> None:
+            order.append(progress.phase)
+            super().loading(progress)
+
+        def loaded(self) -> None:
+            order.append("loaded")
+            super().loaded()
+
+    monkeypatch.setattr(generate_output, "ProgressMeter", Recorded)
+    for name, value in ENGINE["env"].items():
+        monkeypatch.setenv(name, value)
+    _, *arguments = command(
         *(*EAGER, "--raw", "--prompt", known.prompt, "--json", "--logprobs", "1"),
         *("--n", "2", "--temperature", "0.01", "--seed", "7", "--stop", "."),
     )
-    assert done.returncode == 0, done.stderr
+    # The command in this process, the engine in its own.
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
     records = [json.loads(one) for one in done.stdout.splitlines()]
     assert [(one["index"], one["choice"]) for one in records] == [(0, 0), (0, 1)]
-    for record in records:
-        assert record["content"] == known.text.removesuffix(".")
-        assert (record["finish_reason"], record["stop_reason"]) == ("stop", ".")
-        assert len(record["logprobs"]) == record["usage"]["completion_tokens"]
-        assert "".join(top[0]["token"] for top in record["logprobs"]) == known.text
+    for answer in records:
+        assert answer["content"] == known.text.removesuffix(".")
+        assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", ".")
+        assert len(answer["logprobs"]) == answer["usage"]["completion_tokens"]
+        assert "".join(top[0]["token"] for top in answer["logprobs"]) == known.text
+    *phases, last = order
+    assert last == "loaded"
+    assert phases == sorted(phases, key=PHASES.index)
+    assert len(set(phases)) > 1
 
 
 def test_ctrl_c_keeps_finished_answers(tmp_path: Path) -> None:
@@ -194,20 +218,6 @@ def test_nothing_of_vllm_outlives_the_command(
             process.send_signal(signum)
             assert process.wait(60) == code
         assert {path.name for path in Path(directory).rglob("*") if not path.is_dir()} == left
-
-
-def test_a_start_goes_through_the_phases_that_status_shows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in ENGINE["env"].items():
-        monkeypatch.setenv(name, value)
-    with Session(Job(model=str(MODEL), prompts=(Prompt("a"),))) as session:
-        events = list(session.events())
-    loaded = next(place for place, event in enumerate(events) if isinstance(event, Loaded))
-    phases = [event.progress.phase for event in events[:loaded] if isinstance(event, Loading)]
-    assert phases == sorted(phases, key=PHASES.index)
-    assert len(set(phases)) > 1
-    assert not any(isinstance(event, Loading) for event in events[loaded:])
 
 
 def test_refusal_by_vllm_is_one_line() -> None:

@@ -190,45 +190,27 @@ def assert_key_is_asked_for(pid: int, verified: ssl.SSLContext) -> None:
 
 
 @pytest.mark.vllm
-def test_engines_over_tls_survive_a_lost_node_and_a_killed_gateway(
-    nodes: Nodes, tmp_path: Path
-) -> None:
-    # Without its node, no restart: tests/engines/ray shows that one, and the answers after it.
-    engine = {**ENGINE, "model": str(demo_model().absolute()), "replicas": 2}
+def test_engine_over_tls_survives_a_killed_gateway(nodes: Nodes, tmp_path: Path) -> None:
+    engine = {**ENGINE, "model": str(demo_model().absolute())}
     config = configure(tmp_path, nodes, engine, keep_engines=True)
     verified = use_tls(config, nodes, tmp_path / "tls")
     with gateway(config) as first:
-        poll_until(lambda: first.said().count(" is ready") >= 2, START_S)
+        poll_until(lambda: " is ready" in first.said(), START_S)
         engines = pids(first)
-        assert nodes.of(engines["demo-0"]) != nodes.of(engines["demo-1"])
         assert_key_is_asked_for(engines["demo-0"], verified)
         with first.client() as client:
             answer = client.post("/v1/chat/completions", json=QUESTION).json()["choices"]
             assert "vllm:generation_tokens_total" in client.get("/metrics/engines").text
-        streams = [Stream(first.url, ignore_eos=True, max_tokens=TOKENS) for _ in range(STREAMS)]
-        poll_until(lambda: all(one.text for one in streams), 60)
-        victim = engines["demo-1"]
-        processes = family(victim)
-        nodes.remove_of(victim)
-        assert all(one.is_alive() for one in streams)
-        poll_until(lambda: gone(processes), 10)
-        for one in streams:
-            one.join(120)
-        assert [one.faults for one in streams] == [[]] * STREAMS
-        # Behind its end, a text computed anew may differ where two tokens are nearly equal.
-        assert all(one.text.startswith(answer[0]["message"]["content"]) for one in streams)
-        assert [one.tokens for one in streams] == [TOKENS] * STREAMS
         first.process.kill()
         first.process.wait()
     left = family(engines["demo-0"])
     assert not any(gone([process]) for process in left)
     unkept = yaml.safe_load(config.read_text())
     unkept["server"]["keep_engines"] = False
-    unkept["models"][0]["engines"][0]["replicas"] = 1
     config.write_text(yaml.safe_dump(unkept))
     with gateway(config, 1) as second:
         poll_until(lambda: "adopted" in second.said(), 60)
-        assert pids(second) == {"demo-0": engines["demo-0"]}
+        assert pids(second) == engines
         with second.client() as client:
             again = client.post("/v1/chat/completions", json=QUESTION).json()["choices"]
         assert again == answer

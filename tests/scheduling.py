@@ -20,14 +20,17 @@ ON_SHARED = (
     "tests/e2e/test_usage.py", "tests/e2e/test_wire.py",
     "tests/engines/inside/test_vllm_gateway_plugin.py",
 )  # fmt: skip
+# The tests that import vLLM into their own process, which takes as long as half a start.
+IMPORTING = (
+    "tests/contract/test_engine_contract.py::TestInProcessOnVllm",
+    "tests/engines/offline/test_sampling.py", "tests/engines/offline/test_worker.py",
+)  # fmt: skip
 # The groups with real vLLM; some start none in a part of their tests.
 WITH_ENGINES = (
-    "gateway", "tests/contract/test_engine_contract.py::TestContainerOnVllm",
-    "tests/contract/test_engine_contract.py::TestInProcessOnVllm",
+    "gateway", "importing", "tests/contract/test_engine_contract.py::TestContainerOnVllm",
     "tests/contract/test_engine_contract.py::TestProcessOnVllm",
     "tests/contract/test_engine_contract.py::TestRayOnVllm", "tests/deploy/test_systemd.py",
     "tests/docs/test_commands.py", "tests/e2e/", "tests/engines/flags/test_check.py",
-    "tests/engines/offline/test_sampling.py", "tests/engines/offline/test_worker.py",
 )  # fmt: skip
 # The longest come first, so that no worker waits long for the others at the end.
 LONGEST = (
@@ -42,9 +45,11 @@ LONGEST = (
 
 
 def group_of(nodeid: str) -> str:
-    """Return what tests of one worker have in common: `gateway`, `ray`, a class or a module."""
+    """Return what tests of one worker have in common: an engine, a cluster, a class or a module."""
     if nodeid.startswith(ON_SHARED):
         return "gateway"
+    if nodeid.startswith(IMPORTING):
+        return "importing"
     if nodeid.startswith("tests/engines/ray/"):
         return "ray"  # they share a cluster
     return nodeid.partition("[")[0].rpartition("::")[0]

@@ -170,15 +170,14 @@ class Limiter:
         redis = self._redis
         if not (terms.buckets or terms.slots):
             return []
-        if redis is None:
-            reading = self._memory.decide(terms, monotonic())
-        else:
+        reading = None
+        if redis is not None:
             try:
                 reading = (await redis.decide(terms)).reading
             except RedisUnavailable:
                 if self._policy != "local":
                     return None
-                reading = self._memory.decide(terms, monotonic())
+        reading = reading or self._memory.decide(terms, monotonic())
         return limit_uses(request, reading, self._burst_s)
 
     async def run(self) -> None:

@@ -82,41 +82,27 @@ def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | Non
 def _slots_message(term: SlotTerm) -> str:
     if not term.limit:
         return _never_message(term)
-    requests = _count(term.limit, "concurrent request")
-    if term.subject == "key":
-        return f"this key may have at most {requests}; try again when one completes"
-    if term.subject == "owner":
-        return (
-            f"the owner of this key may have at most {requests} with all its keys "
-            "together; try again when one completes"
-        )
-    return (
-        f"the model {term.name} takes at most {requests} from all keys together; "
-        "try again when one completes"
-    )
+    allowed = f"at most {_count(term.limit, 'concurrent request')}"
+    return f"{_limit_message(term, 'have', allowed)}; try again when one completes"
 
 
 def _bucket_message(term: BucketTerm, tokens: int, retry_after_s: int | None) -> str:
     if retry_after_s is None:
         return _never_message(term)
     if term.kind == "requests":
-        allowed, wanted = _count(term.limit, "request"), ""
+        message = _limit_message(term, "make", f"{_count(term.limit, 'request')} per minute")
     else:
-        allowed = _count(term.limit, "token")
-        wanted = f", and this request may take up to {_count(tokens, 'token')}"
-    try_again = f"try again in {retry_after_s} s"
-    verb = "make" if term.kind == "requests" else "use"
+        message = _limit_message(term, "use", f"{_count(term.limit, 'token')} per minute")
+        message += f", and this request may take up to {_count(tokens, 'token')}"
+    return f"{message}; try again in {retry_after_s} s"
+
+
+def _limit_message(term: BucketTerm | SlotTerm, verb: str, allowed: str) -> str:
     if term.subject == "key":
-        return f"this key may {verb} {allowed} per minute{wanted}; {try_again}"
+        return f"this key may {verb} {allowed}"
     if term.subject == "owner":
-        return (
-            f"the owner of this key may {verb} {allowed} per minute with all its keys together"
-            f"{wanted}; {try_again}"
-        )
-    return (
-        f"the model {term.name} takes {allowed} per minute from all keys together{wanted}; "
-        f"{try_again}"
-    )
+        return f"the owner of this key may {verb} {allowed} with all its keys together"
+    return f"the model {term.name} takes {allowed} from all keys together"
 
 
 def _never_message(term: BucketTerm | SlotTerm) -> str:

@@ -21,6 +21,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from redis.exceptions import NoScriptError
 
 from app.deadline import deadline
 from app.limits.script_calls import Release, Renewal, Request, is_scarce, pack, readings
-from app.limits.terms import Reading, Terms, refunds
+from app.limits.terms import Reading, Terms
 from app.redis import RedisUnavailable
 from app.redis.connection import FAULTS, RedisConnection
 
@@ -92,54 +93,42 @@ class LeasedReading(NamedTuple):
     reading: Reading
 
 
+@dataclass(eq=False, slots=True)
 class RedisStore:
-    """The store that gateways share, behind a circuit breaker.
+    """The store that gateways share, behind a circuit breaker."""
 
-    `on_change` is called with the reason when the breaker opens, and with None when it closes;
-    `on_failure` after each failed call.
-    """
-
-    def __init__(
-        self,
-        connection: ScriptConnection,
-        *,
-        prefix: str,
-        burst_s: float,
-        timeout_s: float,
-        lease_s: float,
-        on_change: Callable[[str | None], None],
-        on_failure: Callable[[], None],
-    ) -> None:
-        self._connection = connection
-        self._prefix = prefix
-        self._burst_s = burst_s
-        self._timeout_s = timeout_s
-        self._on_change = on_change
-        self._on_failure = on_failure
-        self._lease_s = lease_s
-        self._gateway = secrets.token_hex(6)
-        self._leases_made = 0
-        self._breaker_open = asyncio.Event()
-        self._sender: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting: list[_Waiting] = []
-        self._ended: list[Release] = []
-        self._due: list[str] = []  # leases to renew
-        self._held: dict[str, Terms] = {}
+    connection: ScriptConnection
+    _: KW_ONLY
+    prefix: str
+    burst_s: float
+    timeout_s: float
+    lease_s: float
+    # Called with the reason when the breaker opens, and with None when it closes.
+    on_change: Callable[[str | None], None]
+    on_failure: Callable[[], None]  # after each failed call
+    gateway: str = field(default_factory=lambda: secrets.token_hex(6))
+    leases_made: int = 0
+    breaker_open: asyncio.Event = field(default_factory=asyncio.Event)
+    sender: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    waiting: list[_Waiting] = field(default_factory=list)
+    ended: list[Release] = field(default_factory=list)
+    due: list[str] = field(default_factory=list)  # leases to renew
+    held: dict[str, Terms] = field(default_factory=dict)
 
     async def decide(self, terms: Terms) -> LeasedReading:
         """Admit a request and charge all its limits, or none. Raises RedisUnavailable.
 
         A canceled call leaves nothing charged.
         """
-        if self._breaker_open.is_set():
+        if self.breaker_open.is_set():
             raise RedisUnavailable("the circuit breaker is open")
         loop = asyncio.get_running_loop()
-        self._leases_made += 1
-        lease = f"{self._gateway}{self._leases_made:x}"
+        self.leases_made += 1
+        lease = f"{self.gateway}{self.leases_made:x}"
         decided: asyncio.Future[Reading] = loop.create_future()
-        deadline = loop.time() + self._timeout_s
-        self._waiting.append(_Waiting(Request(lease, terms), decided, deadline))
+        deadline = loop.time() + self.timeout_s
+        self.waiting.append(_Waiting(Request(lease, terms), decided, deadline))
         self._start_sending()
         try:
             return LeasedReading(lease, await decided)
@@ -153,14 +142,14 @@ class RedisStore:
 
         Returns at once; while Redis is unavailable the release is queued.
         """
-        self._held.pop(decision.lease, None)
+        self.held.pop(decision.lease, None)
         if not (terms.slots or any(costs)):
             return
-        self._ended.append(Release(decision.lease, terms, costs))
-        if is_scarce(terms, decision.reading, self._burst_s):
+        self.ended.append(Release(decision.lease, terms, costs))
+        if is_scarce(terms, decision.reading, self.burst_s):
             self._start_sending()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(RELEASE_S, self._start_sending)
+        elif self.timer is None:
+            self.timer = asyncio.get_running_loop().call_later(RELEASE_S, self._start_sending)
 
     async def run(self) -> None:
         """Renew leases and probe until canceled."""
@@ -171,30 +160,31 @@ class RedisStore:
     async def close(self) -> None:
         """Send what is queued, if Redis answers, and close the connection."""
         self._start_sending()
-        if self._sender is not None:
-            await self._sender
-        await self._connection.close()
+        if self.sender is not None:
+            await self.sender
+        await self.connection.close()
 
     def _undo(self, lease: str, terms: Terms, reading: Reading) -> None:
         if reading.admitted:
-            self.release(LeasedReading(lease, reading), terms, refunds(terms))
+            refunds = [-cost_s for cost_s in terms.costs.values()]
+            self.release(LeasedReading(lease, reading), terms, refunds)
 
     # Calls
 
     def _start_sending(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._sender is None and not self._breaker_open.is_set():
-            self._sender = asyncio.get_running_loop().create_task(self._send_all())
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.sender is None and not self.breaker_open.is_set():
+            self.sender = asyncio.get_running_loop().create_task(self._send_all())
 
     async def _send_all(self) -> None:
         """Make calls until the queues are empty."""
         try:
-            while not self._breaker_open.is_set() and (self._waiting or self._ended or self._due):
+            while not self.breaker_open.is_set() and (self.waiting or self.ended or self.due):
                 await self._call()
         finally:
-            self._sender = None
+            self.sender = None
 
     async def _call(self) -> None:
         """Make one call for the whole queue, up to MAX_BATCH of each kind.
@@ -202,21 +192,21 @@ class RedisStore:
         While leases remain to be renewed, requests keep waiting: a Redis that lost the leases would
         give their slots away.
         """
-        ended, self._ended = self._ended[:MAX_BATCH], self._ended[MAX_BATCH:]
-        due, self._due = self._due[:MAX_BATCH], self._due[MAX_BATCH:]
-        renewals = [Renewal(lease, self._held[lease]) for lease in due if lease in self._held]
-        pending = [one for one in self._waiting if not one.decided.done()]  # not canceled
-        limit = 0 if self._due else MAX_BATCH
-        waiting, self._waiting = pending[:limit], pending[limit:]
+        ended, self.ended = self.ended[:MAX_BATCH], self.ended[MAX_BATCH:]
+        due, self.due = self.due[:MAX_BATCH], self.due[MAX_BATCH:]
+        renewals = [Renewal(lease, self.held[lease]) for lease in due if lease in self.held]
+        pending = [one for one in self.waiting if not one.decided.done()]  # not canceled
+        limit = 0 if self.due else MAX_BATCH
+        waiting, self.waiting = pending[:limit], pending[limit:]
         requests = [one.request for one in waiting]
         if not (ended or renewals or requests):
             return
-        keys, argument = pack(self._prefix, self._burst_s, self._lease_s, ended, renewals, requests)
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        keys, argument = pack(self.prefix, self.burst_s, self.lease_s, ended, renewals, requests)
+        deadline = asyncio.get_running_loop().time() + self.timeout_s
         if pending:
             deadline = pending[0].deadline  # of the request that has waited longest
         try:
-            decisions = readings(await self._connection.run(keys, argument, deadline), requests)
+            decisions = readings(await self.connection.run(keys, argument, deadline), requests)
         except RedisUnavailable as error:
             self._give_up(str(error), waiting, ended)
             return
@@ -230,12 +220,12 @@ class RedisStore:
                 self._undo(request.lease, request.terms, reading)
                 continue
             if reading.admitted and request.terms.slots:
-                self._held[request.lease] = request.terms
+                self.held[request.lease] = request.terms
             decided.set_result(reading)
 
     def _give_up(self, reason: str, waiting: list[_Waiting], ended: list[Release]) -> None:
         """Open the breaker: fail waiting requests at once, and release their leases later."""
-        for one in (*waiting, *self._waiting):
+        for one in (*waiting, *self.waiting):
             if not one.decided.done():
                 one.decided.set_exception(RedisUnavailable(reason))
         leases = [one.request for one in waiting] + [Request(*one[:2]) for one in ended]
@@ -244,40 +234,40 @@ class RedisStore:
             for lease, terms in leases
             if terms.slots
         ]
-        self._ended = unknown + self._ended
-        self._waiting.clear()
-        self._due.clear()
-        self._on_failure()
+        self.ended = unknown + self.ended
+        self.waiting.clear()
+        self.due.clear()
+        self.on_failure()
         self._open_breaker(reason)
 
     # Background tasks
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_s / 3)
-            self._due = list(self._held)
+            await asyncio.sleep(self.lease_s / 3)
+            self.due = list(self.held)
             self._start_sending()
 
     async def _probe(self) -> None:
         while True:
-            await self._breaker_open.wait()
+            await self.breaker_open.wait()
             await asyncio.sleep(PROBE_S)
             try:
-                await self._connection.probe(*pack(self._prefix, self._burst_s, self._lease_s))
+                await self.connection.probe(*pack(self.prefix, self.burst_s, self.lease_s))
             except RedisUnavailable as error:
-                self._on_failure()
+                self.on_failure()
                 self._open_breaker(str(error))
             else:
                 self._close_breaker()
 
     def _open_breaker(self, reason: str) -> None:
-        if not self._breaker_open.is_set():
-            self._breaker_open.set()
-            self._on_change(reason)
+        if not self.breaker_open.is_set():
+            self.breaker_open.set()
+            self.on_change(reason)
 
     def _close_breaker(self) -> None:
-        if self._breaker_open.is_set():
-            self._breaker_open.clear()
-            self._due = list(self._held)  # Redis may have lost them
+        if self.breaker_open.is_set():
+            self.breaker_open.clear()
+            self.due = list(self.held)  # Redis may have lost them
             self._start_sending()
-            self._on_change(None)
+            self.on_change(None)

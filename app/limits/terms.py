@@ -192,8 +192,3 @@ def settlement(terms: Terms, tokens: float) -> list[float]:
         else 0.0
         for term in terms.buckets
     ]
-
-
-def refunds(terms: Terms) -> list[float]:
-    """Return the costs that refund every charge."""
-    return [-cost_s for cost_s in terms.costs.values()]

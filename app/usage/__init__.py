@@ -2,8 +2,7 @@
 
 `Ledger` stores every request that has ended, `Budgets` reserves tokens before it, `usage_report`
 and `budget_report` sum both up, and `StreamMeter` and `token_usage` read what engines report.
-`RequestHistory` reads the stored requests
-back. Alerts on budgets are in `app.usage.alerts`.
+`RequestHistory` reads the stored requests back. Alerts on budgets are in `app.usage.alerts`.
 """
 
 from app.usage.accounts import BudgetHolder, BudgetOwner

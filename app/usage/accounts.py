@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from app.money import NANO
 from app.telemetry import EndedRequest, Tokens
 from app.usage.ledger import Ledger
 from app.usage.records import Price, batch_of, day_of, storable, tokens_of
-from app.usage.spending import MEASURES, BudgetSubject, DatabaseSums, Measure, Period, Spending
+from app.usage.spending import MEASURES, BudgetKind, BudgetSubject, DatabaseSums, Measure, Spending
 from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
 
 log = logging.getLogger(__name__)
@@ -71,34 +72,37 @@ class BudgetKey(BudgetHolder, Protocol):
 
 
 class SpendingListener(Protocol):
-    """Receives events of accounts with a budget. Its methods return at once."""
+    """Receives events of accounts with a budget."""
 
-    def spent(self, account: "BudgetAccount", batch: int, day: str) -> None:
-        """An account spent something on a day, which is written with a batch."""
+    def note(
+        self, account: "BudgetAccount", batch: int, day: str, refused: Collection[BudgetKind] = ()
+    ) -> None:
+        """Note what an account spent on a day, in the database with a batch. Returns at once.
 
-    def refused(self, account: "BudgetAccount", measure: Measure, period: Period, day: str) -> None:
-        """A request was refused on a day because of earlier spending."""
+        `refused`: budgets that have refused a request because of earlier spending.
+        """
 
 
+@dataclass(eq=False, slots=True)
 class BudgetAccount:
     """The spending and the budgets of a key or an owner in use."""
 
-    __slots__ = (
-        "has_cost_budget", "holder", "name", "read_at", "reading", "spending", "subject", "used_at",
-    )  # fmt: skip
+    subject: BudgetSubject
+    name: str
+    holder: BudgetHolder
+    has_cost_budget: bool = field(init=False)
+    spending: dict[Measure, Spending] = field(
+        default_factory=lambda: {"tokens": Spending(), "cost": Spending()}
+    )
+    used_at: float = 0.0
+    read_at: float = -math.inf
+    reading: asyncio.Future[None] | None = None  # done when a read ends, also if it fails
 
-    def __init__(self, subject: BudgetSubject, name: str, holder: BudgetHolder) -> None:
-        self.subject = subject
-        self.name = name
-        self.spending: dict[Measure, Spending] = {"tokens": Spending(), "cost": Spending()}
-        self.apply(holder)
-        self.used_at = 0.0
-        self.read_at = -math.inf
-        self.reading: asyncio.Future[None] | None = None  # done when a read ends, also if it fails
+    def __post_init__(self) -> None:
+        self.apply(self.holder)
 
     @property
     def known(self) -> bool:
-        """True once the database has been read."""
         return self.spending["tokens"].known
 
     @property
@@ -125,30 +129,23 @@ class BudgetAccount:
             self.spending["cost"].record(batch, day, price.cost(usage))
 
 
+@dataclass(eq=False)
 class BudgetAccounts:
     """The accounts in use. They follow the ledger, and the sums of the database."""
 
-    def __init__(
-        self,
-        database: Database,
-        ledger: Ledger,
-        clock: Callable[[], float],
-        listener: SpendingListener | None,
-    ) -> None:
-        self._database = database
-        self._ledger = ledger
-        self._clock = clock
-        self._listener = listener
-        self._keys: dict[str, BudgetAccount] = {}
-        self._owners: dict[str, BudgetAccount] = {}
-        self._due: list[BudgetAccount] = []
-        self._reader: asyncio.Task[None] | None = None
-        self._failed_at = -math.inf  # when the database could not be read, since it last could
-        self._forgot_at = -math.inf
-        ledger.watch(self._on_record)
+    database: Database
+    ledger: Ledger
+    clock: Callable[[], float]
+    listener: SpendingListener | None
+    keys: dict[str, BudgetAccount] = field(default_factory=dict)
+    owners: dict[str, BudgetAccount] = field(default_factory=dict)
+    due: list[BudgetAccount] = field(default_factory=list)
+    reader: asyncio.Task[None] | None = None
+    failed_at: float = -math.inf  # when the database could not be read, since it last could
+    forgot_at: float = -math.inf
 
     def __iter__(self) -> Iterator[BudgetAccount]:
-        return chain(self._keys.values(), self._owners.values())
+        return chain(self.keys.values(), self.owners.values())
 
     async def use(self, key: BudgetKey, now: float) -> list[BudgetAccount]:
         """Return the accounts of a key's and its owner's budgets, that of the key if it has none.
@@ -159,20 +156,20 @@ class BudgetAccounts:
         accounts: list[BudgetAccount] = []
         owner = key.owner
         shared = owner is not None and owner.has_budget
-        if not shared or _has_budget(key):
-            accounts.append(self._account(self._keys, "key", key.id, key, now))
+        budgets = (key.daily_tokens, key.monthly_tokens, key.daily_cost_nano, key.monthly_cost_nano)
+        if not shared or any(budget is not None for budget in budgets):
+            accounts.append(self._account(self.keys, "key", key.id, key, now))
         if owner is not None and shared:
-            accounts.append(self._account(self._owners, "owner", owner.name, owner, now))
+            accounts.append(self._account(self.owners, "owner", owner.name, owner, now))
         outdated = [one for one in accounts if not 0 <= now - one.read_at < REFRESH_S]
         if outdated:
             await self._refresh(outdated, now)
         return accounts
 
     async def close(self) -> None:
-        """Cancel reads of the database."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait((self._reader,))
+        if self.reader is not None:
+            self.reader.cancel()
+            await asyncio.wait((self.reader,))
 
     def _account(
         self,
@@ -187,44 +184,43 @@ class BudgetAccounts:
         new = account is None
         if account is None:
             self._forget_idle()
+            self.ledger.watch(self._on_record)  # not before: most gateways have no budgets
             account = known[name] = BudgetAccount(subject, name, holder)
-            for batch, ended in self._ledger.unwritten():
+            for batch, ended in self.ledger.unwritten():
                 record = ended.record
                 if (record.key_id if subject == "key" else record.owner) == name:
-                    price = self._ledger.price_of(record.model)
+                    price = self.ledger.price_of(record.model)
                     account.count(batch, day_of(ended.ended_at), record.usage, price)
         account.used_at = now
         if account.holder is not holder:
             account.apply(holder)
-        if new and self._listener is not None:
+        if new and self.listener is not None:
             # An earlier process may have ended before its listener checked the account.
-            self._listener.spent(account, 0, day_of(now))
+            self.listener.note(account, 0, day_of(now))
         return account
 
     def _on_record(self, batch: int, ended: EndedRequest) -> None:
-        if not (self._keys or self._owners):
-            return
         record = ended.record
         if record.usage is None:
             return
-        if (key := self._keys.get(record.key_id)) is not None:
+        if (key := self.keys.get(record.key_id)) is not None:
             self._count(key, batch, ended)
-        if record.owner and (owner := self._owners.get(record.owner)) is not None:
+        if record.owner and (owner := self.owners.get(record.owner)) is not None:
             self._count(owner, batch, ended)
 
     def _count(self, account: BudgetAccount, batch: int, ended: EndedRequest) -> None:
         day, record = day_of(ended.ended_at), ended.record
-        account.count(batch, day, record.usage, self._ledger.price_of(record.model))
-        if self._listener is not None:
-            self._listener.spent(account, batch, day)
+        account.count(batch, day, record.usage, self.ledger.price_of(record.model))
+        if self.listener is not None:
+            self.listener.note(account, batch, day)
 
     def _forget_idle(self) -> None:
         """Forget idle accounts, but not while the database is down: they could not be reloaded."""
-        now = self._clock()
-        if 0 <= now - self._forgot_at < FORGET_S or self._failed_at != -math.inf:
+        now = self.clock()
+        if 0 <= now - self.forgot_at < FORGET_S or self.failed_at != -math.inf:
             return
-        self._forgot_at = now
-        for accounts in (self._keys, self._owners):
+        self.forgot_at = now
+        for accounts in (self.keys, self.owners):
             for name, one in list(accounts.items()):
                 if not (0 <= now - one.used_at < FORGET_S or one.held or one.reading):
                     del accounts[name]
@@ -233,20 +229,20 @@ class BudgetAccounts:
 
     async def _refresh(self, accounts: Iterable[BudgetAccount], now: float) -> None:
         """Start reading accounts, and wait according to the age of their sums."""
-        failing = 0 <= now - self._failed_at < REFRESH_S
+        failing = 0 <= now - self.failed_at < REFRESH_S
         wait_s = 0.0
         for account in accounts:
             if account.reading is None:
                 if failing:
                     continue
                 account.reading = asyncio.get_running_loop().create_future()
-                self._due.append(account)
+                self.due.append(account)
             if not account.known:
                 wait_s = FIRST_WAIT_S
-            elif not 0 <= now - account.read_at < STALE_S and self._failed_at == -math.inf:
+            elif not 0 <= now - account.read_at < STALE_S and self.failed_at == -math.inf:
                 wait_s = max(wait_s, WAIT_S)
-        if self._due and (self._reader is None or self._reader.done()):
-            self._reader = asyncio.create_task(self._read_due(), name="read budgets")
+        if self.due and (self.reader is None or self.reader.done()):
+            self.reader = asyncio.create_task(self._read_due(), name="read budgets")
         if wait_s:
             waiting = [one.reading for one in accounts if one.reading is not None]
             with contextlib.suppress(TimeoutError):
@@ -255,9 +251,9 @@ class BudgetAccounts:
 
     async def _read_due(self) -> None:
         """Read all due accounts, many per statement."""
-        while self._due:
-            accounts, self._due = self._due[:READ_BATCH], self._due[READ_BATCH:]
-            now = self._clock()
+        while self.due:
+            accounts, self.due = self.due[:READ_BATCH], self.due[READ_BATCH:]
+            now = self.clock()
             try:
                 readings = await self._read(accounts, day_of(now))
                 for account, reading in zip(accounts, readings, strict=True):
@@ -265,14 +261,14 @@ class BudgetAccounts:
                         account.spending[measure].read(reading[measure])
                     account.read_at = now
             except Exception as error:  # the reader must not end silently
-                if self._failed_at == -math.inf:
+                if self.failed_at == -math.inf:
                     trace = None if isinstance(error, DatabaseError) else error
                     message = "budgets not read, the last known sums apply: %s"
                     log.warning(message, error, exc_info=trace)
-                self._failed_at = self._clock()
+                self.failed_at = self.clock()
             else:
-                if self._failed_at != -math.inf:
-                    self._failed_at = -math.inf
+                if self.failed_at != -math.inf:
+                    self.failed_at = -math.inf
                     log.info("budgets are read again")
             finally:
                 for account in accounts:
@@ -289,8 +285,8 @@ class BudgetAccounts:
             names = {storable(a.name, longest): a.name for a in accounts if a.subject == subject}
             if not names:
                 continue
-            written = self._ledger.written
-            rows = await self._database.fetch(self._sums_query(column, names, day))
+            written = self.ledger.written
+            rows = await self.database.fetch(self._sums_query(column, names, day))
             if rows and rows[0].newest is not None:
                 written = max(written, batch_of(rows[0].newest))
             for name in names.values():
@@ -312,13 +308,8 @@ class BudgetAccounts:
                 days.label("of"),
                 tokens,
                 *cost_sums(table.c.cost_nano),
-                self._ledger.newest_row().label("newest"),
+                self.ledger.newest_row().label("newest"),
             )
             .where(column.in_(list(names)), table.c.day >= f"{month}-01")
             .group_by(column, "of")
         )
-
-
-def _has_budget(key: BudgetKey) -> bool:
-    budgets = (key.daily_tokens, key.monthly_tokens, key.daily_cost_nano, key.monthly_cost_nano)
-    return any(one is not None for one in budgets)

@@ -12,6 +12,8 @@ awaited.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import msgspec
+
 from app.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.telemetry import Tokens
@@ -27,40 +29,29 @@ from app.usage.spending import (
     longer_refusal,
     refusal,
     remaining,
+    used_of,
 )
 
 # Share at which a budget is nearly used up.
 NEARLY = 0.9
 
 
-class BudgetReservation:
+class BudgetReservation(msgspec.Struct, eq=False):
     """What is reserved for a request in each of its accounts, until it is closed.
-
-    `price_of` is None where no account has a budget in money.
 
     The ledger counts a request from its record on. So close it and add the record in the same turn
     of the event loop, in any order: then the request is counted exactly once.
     """
 
-    __slots__ = ("_closed", "_price_of", "accounts", "cost", "tokens")
-
-    def __init__(
-        self,
-        accounts: Sequence[BudgetAccount],
-        price_of: Callable[[str], Price | None] | None,
-        tokens: int,
-        cost: int,
-    ) -> None:
-        self.accounts = accounts
-        self.tokens = 0
-        self.cost = 0
-        self._price_of = price_of
-        self._closed = False
-        self.hold(tokens, cost)
+    accounts: Sequence[BudgetAccount]
+    price_of: Callable[[str], Price | None] | None  # None: no account has a budget in money
+    tokens: int = 0
+    cost: int = 0
+    closed: bool = False
 
     def hold(self, tokens: int, cost: int) -> None:
         """Replace what is reserved."""
-        if not self._closed:
+        if not self.closed:
             for account in self.accounts:
                 account.spending["tokens"].held += tokens - self.tokens
                 if cost != self.cost:
@@ -69,13 +60,13 @@ class BudgetReservation:
 
     def settle(self, usage: Tokens, model: str) -> None:
         """Replace what is reserved by what a model was used for."""
-        price = None if self._price_of is None else self._price_of(model)
+        price = None if self.price_of is None else self.price_of(model)
         self.hold(tokens_of(usage), 0 if price is None else price.cost(usage))
 
     def close(self) -> None:
         """Give back what is reserved."""
         self.hold(0, 0)
-        self._closed = True
+        self.closed = True
 
 
 class Budgets:
@@ -116,17 +107,16 @@ class Budgets:
         # From here on nothing is awaited: every account reserves, or none does.
         if not all(one.known for one in accounts):
             raise ServiceUnavailable("what this key has spent cannot be read now; try again")
-        price_of = None
-        for account in accounts:
-            if account.has_cost_budget:
-                price_of = self._ledger.price_of
+        price_of = self._ledger.price_of if any(a.has_cost_budget for a in accounts) else None
         price = None if price_of is None else price_of(model)
         if elastic is not None:
             tokens = self._elastic_tokens(accounts, tokens, prompt, price, *elastic)
             output = 0  # it is bounded to the rest
         cost = 0 if price is None else price.most(prompt, max(tokens - prompt, output))
         self._check(accounts, tokens, cost)
-        return BudgetReservation(accounts, price_of, tokens, cost)
+        reservation = BudgetReservation(accounts, price_of)
+        reservation.hold(tokens, cost)
+        return reservation
 
     def cover(
         self, reservation: BudgetReservation, *, prompt: int, output: int, model: str
@@ -198,7 +188,7 @@ class Budgets:
         refused = refusal(spent, day, now, *budgets, amount, account.subject, words)
         if refused is not None and self._listener is not None:
             for period in exceeded_periods(spent, *budgets, amount):
-                self._listener.refused(account, measure, period, day)
+                self._listener.note(account, 0, day, [(measure, period)])
         return refused
 
     def usage_levels(self) -> Iterator[tuple[str, int, int]]:
@@ -218,7 +208,6 @@ class Budgets:
             yield window, sum(one >= NEARLY for one in used), sum(one >= 1 for one in used)
 
     async def close(self) -> None:
-        """Cancel reads of the database."""
         await self.accounts.close()
 
 
@@ -226,12 +215,7 @@ def _used_shares(account: BudgetAccount, day: str) -> Iterator[tuple[Period, flo
     """Yield the used share of an account's tighter budget of each period."""
     found: dict[Period, float] = {}
     for measure, spending in account.spending.items():
-        daily, monthly = account.budgets(measure)
-        spent = spending.spent(day)
-        uses: tuple[tuple[Period, int, int | None], ...] = (
-            ("day", spent.today, daily), ("month", spent.month, monthly),
-        )  # fmt: skip
-        for period, used, budget in uses:
+        for period, budget, used in used_of(spending.spent(day), *account.budgets(measure)):
             if budget:
                 found[period] = max(found.get(period, 0.0), (used - spending.held) / budget)
     yield from found.items()

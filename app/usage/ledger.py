@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import ScalarSelect, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -67,16 +68,13 @@ _DAY_S = 86_400
 RecordListener = Callable[[int, EndedRequest], None]
 
 
-class _Batch:
-    """Records of one transaction. `tried`: it may already be in the database."""
+class _Batch(msgspec.Struct, eq=False):
+    """Records of one transaction."""
 
-    __slots__ = ("number", "records", "rejected", "tried")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.records: list[EndedRequest] = []
-        self.tried = False
-        self.rejected = False  # the database rejects one of them
+    number: int
+    records: list[EndedRequest] = []
+    tried: bool = False  # it may already be in the database
+    rejected: bool = False  # the database rejects one of them
 
 
 class Ledger:
@@ -100,10 +98,10 @@ class Ledger:
         self._clock = clock
         self._max_waiting = max_waiting
         self._gateway = secrets.token_hex(8)
-        self._name = self._gateway[:GATEWAY_DIGITS]
+        self.gateway = self._gateway[:GATEWAY_DIGITS]  # of this process, in IDs of requests
         self._open = _Batch(1)
         self._closed: deque[_Batch] = deque()  # in order of writing
-        self._written = 0
+        self.written = 0  # the last batch that is confirmed to be in the database
         self._begun = asyncio.Event()  # set while the open batch has records
         self._full = asyncio.Event()  # set when the open batch is full
         self._listener: RecordListener | None = None
@@ -126,14 +124,9 @@ class Ledger:
         """Return the price of a model's tokens now; None: it has never been configured."""
         return self._prices.get(model)
 
-    @property
-    def gateway(self) -> str:
-        """The random name of this process in IDs of requests."""
-        return self._name
-
     def end(self, record: RequestRecord, timeline: RequestTimeline) -> EndedRequest:
         """Return a request as ended now, and store it if it belongs here. Raises nothing."""
-        ended = EndedRequest(record, timeline, self._clock(), self._name)
+        ended = EndedRequest(record, timeline, self._clock(), self.gateway)
         if record.engine is None and not self._is_kept_failure(ended):
             return ended
         batch = self._open
@@ -194,11 +187,6 @@ class Ledger:
 
     # For budgets, which count every record once
 
-    @property
-    def written(self) -> int:
-        """The number of the last batch confirmed to be in the database; 0: none."""
-        return self._written
-
     def watch(self, listener: RecordListener) -> None:
         """Set a function that is called with every record, also with dropped ones."""
         self._listener = listener
@@ -248,7 +236,10 @@ class Ledger:
                 fault: Exception = error
             except DatabaseUnavailable as error:
                 self._metrics.ledger_errors.add()
-                self._report_outage(error)
+                if self._outage is None:
+                    most = self._max_waiting
+                    log.error("usage waits in memory, %d records at most: %s", most, error)
+                self._outage = error
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, longest_s)
                 continue
@@ -256,7 +247,7 @@ class Ledger:
                 fault = error
             else:
                 self._closed.popleft()
-                self._written = batch.number
+                self.written = batch.number
                 pause_s = RETRY_S[0]
                 continue
             self._metrics.ledger_errors.add()
@@ -276,8 +267,10 @@ class Ledger:
             return
         sums = DailySums()
         async with self._database.write(Lane.BACKGROUND) as connection:
-            if batch.tried and await self._is_stored(connection, batch):
-                return
+            if batch.tried:
+                first = usage_records.c.id == row_id(self._gateway, batch.number)
+                if await connection.scalar(select(usage_records.c.id).where(first)) is not None:
+                    return
             batch.tried = True
             for place in range(0, len(batch.records), GROUP):
                 records = batch.records[place : place + GROUP]
@@ -322,15 +315,6 @@ class Ledger:
         finally:
             await savepoint.rollback()
         return None
-
-    async def _is_stored(self, connection: AsyncConnection, batch: _Batch) -> bool:
-        first = usage_records.c.id == row_id(self._gateway, batch.number)
-        return await connection.scalar(select(usage_records.c.id).where(first)) is not None
-
-    def _report_outage(self, error: DatabaseUnavailable) -> None:
-        if self._outage is None:
-            log.error("usage waits in memory, %d records at most: %s", self._max_waiting, error)
-        self._outage = error
 
     def _drop(self, records: int, fault: Exception) -> None:
         """Count records that the database rejects as lost."""

@@ -6,6 +6,7 @@ A row takes about 100 bytes; a gateway writes 1,440 a day.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from sqlalchemy import select
@@ -45,22 +46,19 @@ class LoadMinute(msgspec.Struct, frozen=True):
         )
 
 
+@dataclass(frozen=True, slots=True)
 class LoadMinutes:
     """Writes the minutes of one gateway, and reads those of all. Methods raise DatabaseError."""
 
-    def __init__(
-        self, database: Database, gateway: str, clock: Callable[[], float] = time.time
-    ) -> None:
-        """`gateway` is the name of this process."""
-        self._database = database
-        self._gateway = gateway
-        self._clock = clock
+    database: Database
+    gateway: str  # the name of this process
+    clock: Callable[[], float] = time.time
 
     async def write(self, minute: LoadMinute) -> None:
         """Store a minute; the first that is written stays, should the clock have gone back."""
-        row = {**msgspec.structs.asdict(minute), "gateway": self._gateway}
-        insert = dialect_insert(load_minutes, self._database.dialect).values(row)
-        async with self._database.write(Lane.PAGES) as connection:
+        row = {**msgspec.structs.asdict(minute), "gateway": self.gateway}
+        insert = dialect_insert(load_minutes, self.database.dialect).values(row)
+        async with self.database.write(Lane.PAGES) as connection:
             await connection.execute(insert.on_conflict_do_nothing())
 
     async def read(self, since_s: float) -> Sequence[LoadMinute]:
@@ -72,7 +70,7 @@ class LoadMinutes:
             .order_by(load_minutes.c.minute)
         )
         sums: dict[int, LoadMinute] = {}
-        async with self._database.read(Lane.PAGES) as connection:
+        async with self.database.read(Lane.PAGES) as connection:
             result = await connection.stream(query, execution_options={"yield_per": ROWS})
             async for rows in result.partitions():
                 for row in rows:
@@ -86,5 +84,5 @@ class LoadMinutes:
     async def delete_old(self) -> int:
         """Delete minutes that are too old; return the number of rows."""
         table = load_minutes.c
-        before = int((self._clock() - KEPT_S) // 60)
-        return await delete_before(self._database, table.minute, table.minute, before)
+        before = int((self.clock() - KEPT_S) // 60)
+        return await delete_before(self.database, table.minute, table.minute, before)

@@ -186,18 +186,11 @@ class DailySums:
             if row.engine == NO_ENGINE:
                 continue
             place = (row.owner, _day(row.at_ms // _DAY_MS), row.key_id, row.model)
-            count, estimated, prompt, cached, completion, reasoning, cost = self._days.get(
-                place, _NO_SUMS
-            )
-            self._days[place] = (
-                count + 1,
-                estimated + row.estimated,
-                prompt + row.prompt_tokens,
-                cached + row.cached_tokens,
-                completion + row.completion_tokens,
-                reasoning + row.reasoning_tokens,
-                cost + row.cost_nano,
-            )
+            used = (
+                1, row.estimated, row.prompt_tokens, row.cached_tokens, row.completion_tokens,
+                row.reasoning_tokens, row.cost_nano,
+            )  # fmt: skip
+            self._days[place] = tuple(map(int.__add__, self._days.get(place, _NO_SUMS), used))
 
     # Rows are in the order of their primary key, so that two gateways cannot deadlock.
 

@@ -67,12 +67,9 @@ async def usage_report(
         *cost_sums(source.c.cost_nano),
     )
     summed = select(*groups, *sums).where(source.c.day.between(first, last)).group_by(*groups)
-    if key_id is not None:
-        summed = summed.where(source.c.key_id == key_id)
-    if owner is not None:
-        summed = summed.where(source.c.owner == owner)
-    if model is not None:
-        summed = summed.where(source.c.model == model)
+    for name, wanted in (("key_id", key_id), ("owner", owner), ("model", model)):
+        if wanted is not None:
+            summed = summed.where(source.c[name] == wanted)
     table = summed.having(func.sum(source.c.requests) > 0).subquery()
     order: list[ColumnElement[Any]] = [table.c[group.name] for group in groups]
     if largest_first:

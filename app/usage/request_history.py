@@ -26,7 +26,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from app.database import AsyncConnection, Database, Lane
+from app.database import Database, Lane
 from app.database.schema import WEEK_MS, usage_records
 from app.telemetry import GATEWAY_DIGITS, EndedRequest, RequestRecord, arrival_of, timeline_of_text
 from app.usage.records import NO_ENGINE
@@ -88,8 +88,8 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The place of a request in a list: what it is ordered by, in whole units, and its ID."""
+class Place(msgspec.Struct, frozen=True, order=True):
+    """The place of a request in a list, the highest first: what it is ordered by, and its ID."""
 
     rank: int  # the end in ms since 1970, or the duration in µs
     id: str
@@ -100,16 +100,11 @@ class Place(msgspec.Struct, frozen=True):
             return cls(round(ended.record.total_s * 1e6), ended.id)
         return cls(int(ended.ended_at * 1000), ended.id)
 
-    def before(self, other: "Place") -> bool:
-        """Return whether this place comes before another."""
-        return (self.rank, self.id) > (other.rank, other.id)
 
-
-class RequestHistory:
+class RequestHistory(msgspec.Struct, frozen=True):
     """Reads stored requests, of every gateway of the database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     async def list(
         self, chosen: RequestFilter, order: Order, after: Place | None, limit: int
@@ -122,33 +117,30 @@ class RequestHistory:
             same = and_(rank == bound, _COLUMNS.own_id < after.id)
             # The first condition is what an index serves.
             conditions += [rank <= bound, or_(rank < bound, same)]
-        async with self._database.read(Lane.SEARCHES) as connection:
+        async with self.database.read(Lane.SEARCHES) as connection:
             ranked: tuple[UnaryExpression[Any], ...] = (desc(rank.name), desc("own_id"))
             page = select(usage_records).where(*conditions).order_by(*ranked).limit(limit)
             query: Select[Any] | CompoundSelect[Any] = page
-            indexed = order is Order.SLOWEST and self._database.dialect == "postgresql"
-            if indexed and (periods := periods_of(await _oldest_ms(connection), chosen)):
-                pages = union_all(*map(page.where, periods))
-                query = pages.order_by(*ranked).limit(limit)
+            if order is Order.SLOWEST and self.database.dialect == "postgresql":
+                oldest_ms = await connection.scalar(select(func.min(_COLUMNS.at_ms)))
+                if periods := periods_of(int(oldest_ms or 0), chosen):
+                    pages = union_all(*map(page.where, periods))
+                    query = pages.order_by(*ranked).limit(limit)
             return [_ended(row) for row in await connection.execute(query)]
 
     async def durations(self, chosen: RequestFilter, limit: int) -> Sequence[float]:
         """Return the seconds that each of the latest requests took. Raises DatabaseError."""
         query = select(_COLUMNS.total_ms).where(and_(*_conditions(chosen)))
         query = query.order_by(_COLUMNS.at_ms.desc()).limit(limit)
-        async with self._database.read(Lane.SEARCHES) as connection:
+        async with self.database.read(Lane.SEARCHES) as connection:
             return [total_ms / 1000 for total_ms in await connection.scalars(query)]
 
     async def find(self, own_id: str, chosen: RequestFilter) -> EndedRequest | None:
         """Return a request by its ID, if it is selected. Raises DatabaseError."""
         query = select(usage_records).where(_COLUMNS.own_id == own_id, *_conditions(chosen))
-        async with self._database.read(Lane.PAGES) as connection:
+        async with self.database.read(Lane.PAGES) as connection:
             row = (await connection.execute(query.limit(1))).first()
         return None if row is None else _ended(row)
-
-
-async def _oldest_ms(connection: AsyncConnection) -> int:
-    return int(await connection.scalar(select(func.min(_COLUMNS.at_ms))) or 0)
 
 
 def periods_of(oldest_ms: int, chosen: RequestFilter) -> list[ColumnElement[bool]]:
@@ -176,18 +168,13 @@ def periods_of(oldest_ms: int, chosen: RequestFilter) -> list[ColumnElement[bool
 
 def _conditions(chosen: RequestFilter) -> Iterator[ColumnElement[bool]]:
     yield _COLUMNS.own_id.is_not(None)  # of a gateway of a previous version
-    if chosen.key_id is not None:
-        yield _COLUMNS.key_id == chosen.key_id
-    if chosen.owner is not None:
-        yield _COLUMNS.owner == chosen.owner
+    for name in ("key_id", "owner", "request_id", "outcome"):
+        if (wanted := getattr(chosen, name)) is not None:
+            yield _COLUMNS[name] == wanted
     if chosen.served_by is not None:
         yield or_(*_named(chosen.served_by))
     if chosen.model is not None:
         yield or_(_COLUMNS.model == chosen.model, _COLUMNS.requested_model == chosen.model)
-    if chosen.request_id is not None:
-        yield _COLUMNS.request_id == chosen.request_id
-    if chosen.outcome is not None:
-        yield _COLUMNS.outcome == chosen.outcome
     if chosen.statuses is not None:
         yield _COLUMNS.status.between(chosen.statuses.start, chosen.statuses.stop - 1)
     if chosen.since_s is not None:

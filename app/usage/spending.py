@@ -11,9 +11,9 @@ Tokens and cost are summed in the same way, and apart: a `Spending` counts one o
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from app.errors import QuotaUsedUp
@@ -22,9 +22,21 @@ from app.usage.records import start_of
 
 BudgetSubject = Literal["key", "owner"]
 Period = Literal["day", "month"]
+OFTEN: Mapping[Period, str] = {"day": "daily", "month": "monthly"}
 # What a budget counts: tokens, or cost in 1/1,000,000,000 of the currency.
 Measure = Literal["tokens", "cost"]
+# One of the four budgets of an account.
+BudgetKind = tuple[Measure, Period]
 MEASURES: tuple[Measure, ...] = ("tokens", "cost")
+
+
+def end_of(period: Period, day: str) -> datetime:
+    """Return the end of the period that a UTC day is in."""
+    begin = start_of(day)
+    if period == "day":
+        return begin + timedelta(days=1)
+    # 32 days after the first of a month are in the next.
+    return (begin.replace(day=1) + timedelta(days=32)).replace(day=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +112,19 @@ def elastic_share(left: int, usual: int, most: int) -> int:
     return min(most, left, max(usual, left // 2))
 
 
+def used_of(
+    spent: Spent, daily: int | None, monthly: int | None
+) -> Iterator[tuple[Period, int, int]]:
+    """Yield the period of each budget that there is, the budget, and what is spent of it."""
+    if daily is not None:
+        yield "day", daily, spent.today
+    if monthly is not None:
+        yield "month", monthly, spent.month
+
+
 def remaining(spent: Spent, daily: int | None, monthly: int | None) -> int | None:
     """Return what is left of the tighter budget; None: there is no budget."""
-    return min(
-        (
-            budget - used
-            for budget, used in ((daily, spent.today), (monthly, spent.month))
-            if budget is not None
-        ),
-        default=None,
-    )
+    return min((budget - used for _, budget, used in used_of(spent, daily, monthly)), default=None)
 
 
 def refusal(
@@ -127,17 +142,16 @@ def refusal(
     If both budgets refuse, the refusal with the longer wait. None is no budget. `words`: those of
     an amount; default: tokens.
     """
-    month = today = None
     words = words or Words()
     if words.measure == "tokens":
         amount = max(amount, 1)  # every request uses tokens, so a used-up budget admits none
     elif amount == 0:
         return None  # a model without a price costs nothing
-    if monthly is not None:
-        month = _refusal("monthly", subject, monthly, spent.month, day, now, amount, words)
-    if daily is not None:
-        today = _refusal("daily", subject, daily, spent.today, day, now, amount, words)
-    return longer_refusal(today, month)
+    refused = None
+    for period, budget, used in used_of(spent, daily, monthly):
+        fault = _refusal(period, subject, budget, used, day, now, amount, words)
+        refused = longer_refusal(refused, fault)
+    return refused
 
 
 def longer_refusal(one: QuotaUsedUp | None, other: QuotaUsedUp | None) -> QuotaUsedUp | None:
@@ -158,10 +172,9 @@ def exceeded_periods(
 
     The request is one that `refusal` refuses.
     """
-    if daily is not None and amount <= daily < spent.today + amount:
-        yield "day"
-    if monthly is not None and amount <= monthly < spent.month + amount:
-        yield "month"
+    for period, budget, used in used_of(spent, daily, monthly):
+        if amount <= budget < used + amount:
+            yield period
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,24 +185,21 @@ class Words:
     currency: str = ""
 
     def amount(self, amount: int) -> str:
-        """Return an amount with its unit."""
         if self.measure == "tokens":
             return f"{amount:,} tokens"
         return money_text(amount, self.currency)
 
     @property
     def budget(self) -> str:
-        """The name of such a budget."""
         return "budget" if self.measure == "tokens" else "cost budget"
 
     @property
     def takes(self) -> str:
-        """The verb of a request that uses it."""
         return "take" if self.measure == "tokens" else "cost"
 
 
 def _refusal(
-    name: str,
+    period: Period,
     subject: BudgetSubject,
     budget: int,
     spent: int,
@@ -200,16 +210,13 @@ def _refusal(
 ) -> QuotaUsedUp | None:
     if spent + amount <= budget:
         return None
+    name = OFTEN[period]
     if budget == 0:
         whose = "this key" if subject == "key" else "the owner of this key"
         message = f"the {name} {words.budget} of {whose} is {words.amount(0)}"
         return QuotaUsedUp(message, "budget", None)
     left = max(budget - spent, 0)
-    begin = start_of(day)
-    # The first of the next month: 32 days after the first are always in it.
-    end = begin + timedelta(days=1)
-    if name == "monthly":
-        end = (begin.replace(day=1) + timedelta(days=32)).replace(day=1)
+    end = end_of(period, day)
     hint = "; a lower max_tokens may let it through" if left else ""
     shared = ", which all keys of this key's owner share," if subject == "owner" else ""
     message = (

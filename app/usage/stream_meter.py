@@ -38,7 +38,7 @@ class _UsageChunk(msgspec.Struct):
 _usage_chunk = msgspec.json.Decoder(_UsageChunk)
 
 
-class StreamMeter:
+class StreamMeter(msgspec.Struct, eq=False, kw_only=True):
     """Meters one stream: takes whole events and returns the bytes for the client.
 
     `withhold`: only the gateway requested the usage chunk. A chunk that finishes the only choice
@@ -46,45 +46,32 @@ class StreamMeter:
     with the engine's last known fingerprint, and waits only if none is known.
     """
 
-    def __init__(
-        self,
-        *,
-        withhold: bool = False,
-        one_choice: bool = True,
-        has_logprobs: bool = False,
-        hides_thoughts: bool = False,
-        opens_without_token: bool = True,
-    ) -> None:
-        """`has_logprobs`: events list their tokens. `hides_thoughts`: some have no event.
-
-        `opens_without_token`: the first event has no token, as everywhere except in completions.
-        """
-        self.usage: Usage | None = None
-        self.events = 0
-        # The engine's fingerprint, of the last stream or this one; "" if it has none.
-        self.fingerprint: str | None = None
-        self._withhold = withhold
-        self._one_choice = one_choice
-        self._has_logprobs = has_logprobs
-        self._hides_thoughts = hides_thoughts
-        self._listed = 0  # tokens in logprobs
-        self._has_total = False  # the usage of all choices was reported
-        self._opens_without_token = opens_without_token
-        # Bytes of an event without its text: the first event of a stream has hardly any text.
-        self._envelope = 0
-        self._held: list[bytes] = []  # from a finishing chunk on, in order
-        self._held_bytes = 0
+    withhold: bool = False
+    one_choice: bool = True
+    has_logprobs: bool = False  # events list their tokens
+    hides_thoughts: bool = False  # some thoughts have no event
+    opens_without_token: bool = True  # the first event has none, except in completions
+    # The engine's fingerprint, of the last stream or this one; "" if it has none.
+    fingerprint: str | None = None
+    usage: Usage | None = None
+    events: int = 0
+    listed: int = 0  # tokens in logprobs
+    has_total: bool = False  # the usage of all choices was reported
+    # Bytes of an event without its text: the first event of a stream has hardly any text.
+    envelope: int = 0
+    held: list[bytes] = []  # from a finishing chunk on, in order
+    held_bytes: int = 0
 
     def pass_on(self, events: bytes) -> bytes:
         """Return the bytes of these whole events that pass to the client now."""
         if not self.events:
-            self._envelope = events.find(b"\n\n") + 2
+            self.envelope = events.find(b"\n\n") + 2
         self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
-        if self._has_logprobs:
-            self._listed += _count_listed(events)
+        if self.has_logprobs:
+            self.listed += _count_listed(events)
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
         if events.find(_USAGE) < 0 and not (
-            self._withhold and (self._held or events.find(_FINISHED) >= 0)
+            self.withhold and (self.held or events.find(_FINISHED) >= 0)
         ):
             return events
         out: list[bytes] = []
@@ -98,9 +85,9 @@ class StreamMeter:
         With the fingerprint, if it is known from another stream.
         """
         fingerprint = self.fingerprint or ""
-        held = b"".join(_with_fingerprint(event, fingerprint) for event in self._held)
-        self._held.clear()
-        self._held_bytes = 0
+        held = b"".join(_with_fingerprint(event, fingerprint) for event in self.held)
+        self.held.clear()
+        self.held_bytes = 0
         return held
 
     @property
@@ -110,7 +97,7 @@ class StreamMeter:
         Of several choices and of hidden thoughts, the engine may have generated far more than the
         events show, until it has reported the usage of the whole stream.
         """
-        return self._has_total or (self._one_choice and not self._hides_thoughts)
+        return self.has_total or (self.one_choice and not self.hides_thoughts)
 
     def so_far(self, prompt: int, bytes_out: int, counted: int | None = None) -> Usage:
         """Return an estimate of the usage of an incomplete response.
@@ -122,8 +109,8 @@ class StreamMeter:
         """
         known = self.usage or Usage(prompt, 0)
         if counted is None:
-            counted = self._listed or (bytes_out - self.events * self._envelope) // TOKEN_BYTES
-            counted = max(counted, self.events - self._opens_without_token, 0)
+            counted = self.listed or (bytes_out - self.events * self.envelope) // TOKEN_BYTES
+            counted = max(counted, self.events - self.opens_without_token, 0)
         completion = max(known.completion, counted)
         return msgspec.structs.replace(known, completion=completion, estimated=True)
 
@@ -132,21 +119,21 @@ class StreamMeter:
             data = read_data(event)
             if (usage := read_usage(data)) is not None:
                 self.usage = usage if self.usage is None else self.usage.merged(usage)
-                self._has_total = self._has_total or _NO_CHOICES in event
-            if self._withhold and (chunk := _as_usage_chunk(data)) is not None:
+                self.has_total = self.has_total or _NO_CHOICES in event
+            if self.withhold and (chunk := _as_usage_chunk(data)) is not None:
                 self.fingerprint = chunk.system_fingerprint or ""
                 out.append(self.flush())
                 return
-        finishing = self._withhold and _FINISHED in event
-        if finishing and self.fingerprint is not None and not self._one_choice:
+        finishing = self.withhold and _FINISHED in event
+        if finishing and self.fingerprint is not None and not self.one_choice:
             event = _with_fingerprint(event, self.fingerprint)
             finishing = False
-        if not finishing and not self._held:
+        if not finishing and not self.held:
             out.append(event)
             return
-        self._held.append(event)
-        self._held_bytes += len(event)
-        if self._held_bytes > MAX_HELD:
+        self.held.append(event)
+        self.held_bytes += len(event)
+        if self.held_bytes > MAX_HELD:
             out.append(self.flush())
 
 

@@ -11,13 +11,15 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import msgspec
+
 from app.database import Database, DatabaseError
 from app.settings import AlertsSettings
 from app.telemetry.metrics import Metrics
 from app.usage.accounts import BudgetAccount
 from app.usage.alerts.message import Alert, message_of
 from app.usage.alerts.outbox import Outbox, Reached
-from app.usage.spending import MEASURES, BudgetSubject, Measure, Period, Spent
+from app.usage.spending import MEASURES, BudgetKind, BudgetSubject, Measure, Spent, used_of
 from app.usage.written_spending import written_spending
 from app.webhook import ATTEMPT_S, Webhook, pause_s
 
@@ -39,20 +41,13 @@ RETENTION_EVERY_S = 3600.0
 MAX_RECORDED = 10_000
 
 
-# One of the four budgets of an account.
-BudgetKind = tuple[Measure, Period]
-
-
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """The days and the batch for which an account must be checked."""
 
-    __slots__ = ("batch", "days")
-
-    def __init__(self) -> None:
-        self.batch = 0  # what it spent is in the database with this batch
-        # The UTC days on which it spent something, and the budgets that refused a request then. A
-        # look may come after midnight, and an outage makes it come days later.
-        self.days: dict[str, set[BudgetKind]] = {}
+    batch: int = 0  # what it spent is in the database with this batch
+    # The UTC days on which it spent something, and the budgets that refused a request then. A
+    # look may come after midnight, and an outage makes it come days later.
+    days: dict[str, set[BudgetKind]] = {}
 
     def note(self, batch: int, days: Mapping[str, Collection[BudgetKind]]) -> None:
         """Add what is to be looked at."""
@@ -100,17 +95,11 @@ class Alerts:
         self._running: asyncio.Task[None] | None = None
         self._failing = False  # the database did not answer the last time
 
-    # Events from `Budgets`
-
-    def spent(self, account: BudgetAccount, batch: int, day: str) -> None:
-        """Note that an account spent something on a day, in the database with a batch."""
+    def note(
+        self, account: BudgetAccount, batch: int, day: str, refused: Collection[BudgetKind] = ()
+    ) -> None:
         if (waiting := self._wait(account)) is not None:
-            waiting.note(batch, {day: ()})
-
-    def refused(self, account: BudgetAccount, measure: Measure, period: Period, day: str) -> None:
-        """Note that a request was refused on a day since too little of a budget is left."""
-        if (waiting := self._wait(account)) is not None:
-            waiting.note(0, {day: ((measure, period),)})
+            waiting.note(batch, {day: refused})
 
     def _wait(self, account: BudgetAccount) -> _Waiting | None:
         if all(account.budgets(measure) == (None, None) for measure in MEASURES):
@@ -141,8 +130,6 @@ class Alerts:
                     await self._outbox.release(list(self._claimed), self._now_ms())
         await self._webhook.close()
 
-    # Looking
-
     async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(self._look_s)
@@ -163,7 +150,7 @@ class Alerts:
             for day in sorted({day for was in waiting.values() for day in was.days}):
                 for subject in ("key", "owner"):
                     found += await self._reached(subject, waiting, day)
-            new = [one for one in found if _identity(one) not in self._known]
+            new = [one for one in found if one[:-1] not in self._known]
             await self._outbox.add(new, self._now_ms())
         except BaseException:  # a cancellation too: `close` checks once more
             for account, was in waiting.items():
@@ -172,7 +159,7 @@ class Alerts:
             raise
         if len(self._known) + len(new) > MAX_RECORDED:
             self._known.clear()
-        self._known.update(map(_identity, new))
+        self._known.update(one[:-1] for one in new)
         if new:
             self._made.set()
 
@@ -233,8 +220,6 @@ class Alerts:
             await self._outbox.settle(alert.id, due_ms)
         self._claimed.pop(alert.id, None)
 
-    # Common
-
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
@@ -262,18 +247,10 @@ def reached_shares(
     A budget of 0 is meant to be used up.
     """
     for measure in MEASURES:
-        daily, monthly = account.budgets(measure)
-        budgets: tuple[tuple[Period, str, int | None, int], ...] = (
-            ("day", day, daily, spent[measure].today),
-            ("month", f"{day[:7]}-01", monthly, spent[measure].month),
-        )
-        for period, start, budget, used in budgets:
+        for period, budget, used in used_of(spent[measure], *account.budgets(measure)):
             if budget:
+                start = day if period == "day" else f"{day[:7]}-01"
                 shares = [one for one in permilles if used * 1000 >= budget * one]
                 for permille in (*shares, *([0] if (measure, period) in refused else [])):
                     of = (account.subject, account.name, period, start, measure, budget)
                     yield Reached(*of, permille, used)
-
-
-def _identity(one: Reached) -> tuple[str | int, ...]:
-    return one.subject, one.name, one.period, one.day, one.measure, one.budget, one.permille

@@ -1,12 +1,11 @@
 """The message of an alert on a budget. Pure."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from app.money import amount_of
 from app.usage.records import start_of
-from app.usage.spending import BudgetSubject, Measure, Period, Words
+from app.usage.spending import OFTEN, BudgetSubject, Measure, Period, Words, end_of
 from app.webhook import Message, written_time
 
 SHARE_REACHED = "budget.share_reached"
@@ -38,8 +37,7 @@ class Alert:
     def text(self, currency: str = "") -> str:
         """Say what happened, with amounts of money in a currency."""
         words = Words(self.measure, currency)
-        often = "daily" if self.period == "day" else "monthly"
-        budget = f"{often} {words.budget} of {words.amount(self.budget)}"
+        budget = f"{OFTEN[self.period]} {words.budget} of {words.amount(self.budget)}"
         named = f" ({self.key_name})" if self.key_name else ""
         whose = f"{self.subject} {self.name}{named}"
         if self.permille:
@@ -73,12 +71,3 @@ def message_of(alert: Alert, currency: str = "") -> Message:
     return Message(
         id=alert.id, kind=kind, at_s=alert.at_ms / 1000, data=data, text=alert.text(currency)
     )
-
-
-def end_of(period: Period, day: str) -> datetime:
-    """Return the end of the period that begins on a day."""
-    begin = start_of(day)
-    if period == "day":
-        return begin + timedelta(days=1)
-    # 32 days after the first of a month are in the next.
-    return (begin + timedelta(days=32)).replace(day=1)

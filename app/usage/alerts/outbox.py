@@ -1,9 +1,8 @@
 """The table of alerts: inserted once, claimed by one gateway at a time, delivered or abandoned."""
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, delete, select, update
 
@@ -21,8 +20,7 @@ RETENTION_MS = 63 * 86_400_000
 _KEY = tuple(budget_alerts.primary_key.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(NamedTuple):
     """A reached share of a budget; the fields before `used` identify it."""
 
     subject: BudgetSubject
@@ -45,7 +43,7 @@ class Outbox:
         """Insert an alert for each share that has none yet."""
         rows = [
             {
-                **asdict(one),
+                **one._asdict(),
                 "name": storable(one.name, 200),
                 "id": f"msg_{secrets.token_urlsafe(18)}",
                 "at_ms": now_ms,
@@ -86,7 +84,9 @@ class Outbox:
                 taken = {"due_ms": now_ms + LEASE_MS, "attempts": row["attempts"] + 1}
                 done = await connection.execute(update(budget_alerts).where(mine).values(taken))
                 if done.rowcount == 1:
-                    claimed.append(_alert(row))
+                    # Every column but the time when it is due.
+                    fields = {name: value for name, value in row.items() if name != "due_ms"}
+                    claimed.append(Alert(**{**fields, "attempts": row["attempts"] + 1}))
         return claimed
 
     async def settle(self, webhook_id: str, due_ms: int | None) -> None:
@@ -111,9 +111,3 @@ class Outbox:
 
 def _is(webhook_id: str) -> ColumnElement[bool]:
     return budget_alerts.c.id == webhook_id
-
-
-def _alert(row: Mapping[Any, Any]) -> Alert:
-    """Return the alert of a row that was claimed: every column but the time when it is due."""
-    fields = {name: value for name, value in row.items() if name != "due_ms"}
-    return Alert(**{**fields, "attempts": row["attempts"] + 1})

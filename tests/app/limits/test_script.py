@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.limits.memory_store import MemoryStore
 from app.limits.redis_store import SCRIPT
 from app.limits.script_calls import Release, Renewal, Request, pack, readings
-from app.limits.terms import Reading, Terms, refunds, settlement, terms_of
+from app.limits.terms import Reading, Terms, settlement, terms_of
 from app.settings import LimitSettings
 from tests.app.limits.asks import ask, limits
 from tests.services import RedisServer
@@ -242,7 +242,7 @@ def everything(script: Script, client: redis.Redis, terms: Terms) -> None:
     for releases, renewals, requests in (
         ([], [], [held]),
         ([], [Renewal(*held)], []),
-        ([Release(*held, refunds(terms))], [], []),
+        ([Release(*held, [-cost_s for cost_s in terms.costs.values()])], [], []),
     ):
         keys, argument = pack(script.prefix, BURST_S, LEASE_S, releases, renewals, requests)
         run(keys=keys, args=[argument])

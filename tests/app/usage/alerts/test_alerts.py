@@ -389,8 +389,8 @@ async def test_waiting_accounts_are_bounded(
     alerts = Gateway(database, receiver, clock).alerts
     for number in range(MAX_WAITING + 10):
         account = BudgetAccount("key", str(number), budgeted(str(number), 1))
-        alerts.spent(account, 1, "2026-11-22")
-        alerts.refused(account, "tokens", "day", "2026-11-22")
+        alerts.note(account, 1, "2026-11-22")
+        alerts.note(account, 0, "2026-11-22", [("tokens", "day")])
     assert len(alerts._waiting) == MAX_WAITING
 
 

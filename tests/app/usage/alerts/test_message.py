@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.usage.alerts.message import Alert, end_of, message_of
+from app.usage.alerts.message import Alert, message_of
+from app.usage.spending import end_of
 
 OWNER = Alert(
     id="msg_1",

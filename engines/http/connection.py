@@ -37,11 +37,9 @@ class Pool(Protocol):
 
     def release(self, connection: "Http1Connection") -> None:
         """Take back a connection after a complete response."""
-        ...
 
     def discard(self, connection: "Http1Connection") -> None:
         """Drop a connection that closes, or has closed; safe to call at any time."""
-        ...
 
 
 class Http1Connection(asyncio.Protocol, MovingDeadline):
@@ -60,9 +58,6 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._response: ResponseBody | None = None
         # Set while the response headers are awaited; each exchange sets its own.
         self._awaiting: asyncio.Future[ResponseBody] | None = None
-        # Set between the end of the headers and the end of the read that brought them.
-        self._headers_received: asyncio.Future[ResponseBody] | None = None
-        self._any_byte = False  # of the current response
         # Of the response that is awaited; None after them: later fields are trailers.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._trailer_bytes = 0
@@ -75,7 +70,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._paused = False
         # The timer outlives an exchange: requests need none of their own.
         self._first_byte_due = 0.0
-        self._last_byte = 0.0
+        self._last_byte = 0.0  # 0.0: none yet of the current response
         self.idle_since = 0.0
 
     # The exchange
@@ -96,7 +91,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._awaiting = headers_received
         self._headers = response.headers
         self._framing_bytes = self._trailer_bytes = 0
-        self._any_byte = self._message_complete = False
+        self._message_complete = False
+        self._last_byte = 0.0
         now = loop.time()
         self._first_byte_due = now + pool.timeouts.first_byte_s
         # The earlier timeout; when it fires, the rest of the other one is waited for.
@@ -155,7 +151,6 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             # Unsolicited bytes: the next request could take them for its response.
             self.abort()
             return
-        self._any_byte = True
         self._last_byte = self._loop.time()
         self._received = len(data)
         broken: EngineProtocolError | None = None
@@ -179,14 +174,10 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             if broken is None and self._framing_bytes > MAX_HEAD_BYTES:
                 fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
                 broken = EngineProtocolError(f"{self._pool.address} sent {fault}")
-        if (headers_received := self._headers_received) is not None:
-            self._headers_received = None
         if broken is not None:
             self._fail(broken)
         elif complete:
             self._finish(reusable=self._keep_alive)
-        if headers_received is not None and not headers_received.done():
-            headers_received.set_result(response)
 
     def eof_received(self) -> bool:
         return False
@@ -199,7 +190,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             return
         if self._until_close and self._awaiting is None and exc is None:
             self._finish(reusable=False)
-        elif not self._any_byte:
+        elif not self._last_byte:
             self._fail(ClosedBeforeResponse(f"{self._pool.address} closed without an answer"))
         else:
             self._fail(EngineDied(f"{self._pool.address} closed in the middle of an answer"))
@@ -237,7 +228,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             and sum(len(n) + len(v) for n, v in response.headers) > MAX_HEAD_BYTES
         ):
             raise ValueError(f"over {MAX_HEAD_BYTES} bytes of response headers")
-        if not 200 <= status <= 599:
+        if status < 200 or status > 599:
             if status == 101:
                 raise ValueError("an upgrade without a request for one")
             if not 100 <= status < 200:
@@ -247,11 +238,13 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         response.status = status
         framed = has_coding or b"content-length" in by_name or status in (204, 304)
         self._until_close = not framed
-        self._awaiting, self._headers_received = None, awaiting
-        self._headers = None
+        self._awaiting = self._headers = None
+        if not awaiting.done():
+            awaiting.set_result(response)  # the caller runs after this read of the socket
 
     def on_message_complete(self) -> None:
-        if self._response is not None and self._response.status >= 200:
+        response = self._response
+        if response is not None and response.status >= 200:
             self._message_complete = True
             self._keep_alive = self._parser.should_keep_alive()
 

@@ -82,11 +82,7 @@ class Attempts(msgspec.Struct, eq=False):
     def note_failure(self, replica: Replica, fault: EngineError) -> None:
         """Note that a replica failed. Raises EngineTooSlow where no other may be tried."""
         request = self.request
-        fields = {
-            "request_id": request.exchange.request_id,
-            "model": self.model.name,
-            "engine": replica.engine.name,
-        }
+        fields = request.log_fields
         self.fault = fault
         if isinstance(fault, EngineNotReady):
             request.model, request.engine = self.reached

@@ -1,7 +1,7 @@
 """Builds the calls of one request: the first, those after a failure, and continuations."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -61,7 +61,8 @@ class CallBuilder(msgspec.Struct, frozen=True):
         if more:
             changes, opening = {**changes, **more}, b""
         if dropped:
-            model_line += _dropped_line(dropped)
+            names = ", ".join(sorted(dropped)).encode()
+            model_line += b"x-gateway-dropped-fields: %b\r\n" % names
         raw = plan.body.for_engine(model.served_name(replica), changes, dropped, opening)
         priority = request.principal.priority if replica.by_priority else None
         engine_request = build_engine_request(request, raw, self.engine_id, priority)
@@ -110,8 +111,3 @@ class CallBuilder(msgspec.Struct, frozen=True):
                 max_tokens,
                 extra=self.request.log_fields,
             )
-
-
-def _dropped_line(names: Collection[str]) -> bytes:
-    """Return the response header that names the fields which were left out."""
-    return b"x-gateway-dropped-fields: %b\r\n" % ", ".join(sorted(names)).encode()

@@ -47,8 +47,7 @@ class EngineCall(msgspec.Struct, frozen=True):
     """A request for one engine, and how its response is read."""
 
     request: EngineRequest
-    # None: it has no body.
-    plan: BodyPlan | None
+    plan: BodyPlan
     # Encoded header lines: the model's name, and the fields that were left out.
     model_line: bytes
     # The record by which the stream can go on at another engine; None: it cannot.
@@ -58,35 +57,18 @@ class EngineCall(msgspec.Struct, frozen=True):
     # The client gets `reasoning_content` beside `reasoning`.
     both_fields: bool = False
 
-    @property
-    def prompt(self) -> int:
-        """Estimated tokens of the prompt, for a response that does not report them."""
-        return 0 if self.plan is None else self.plan.cost.prompt
-
-    @property
-    def members(self) -> int:
-        """Number of members that the client sent."""
-        return 0 if self.plan is None else len(self.plan.body.members)
-
-    @property
-    def withholds_metadata(self) -> bool:
-        """True if the client asked for bytes without their metadata."""
-        return self.plan is not None and self.plan.rewrite.withhold_metadata
-
     def meter(self, endpoint: str) -> StreamMeter:
         """Return a meter for the stream."""
-        if (plan := self.plan) is None:
-            return StreamMeter()
+        plan = self.plan
         kind = BothFieldsMeter if self.both_fields else StreamMeter
-        meter = kind(
+        return kind(
             withhold=plan.rewrite.withhold_usage,
             one_choice=plan.rewrite.one_choice,
             has_logprobs=any(plan.value(name) not in NO_LOGPROBS for name in LOGPROBS),
             hides_thoughts=as_bool(plan.value("include_reasoning")) is False,
             opens_without_token=endpoint != COMPLETIONS,
+            fingerprint=self.fingerprint,
         )
-        meter.fingerprint = self.fingerprint
-        return meter
 
 
 class CallResult(msgspec.Struct):
@@ -107,21 +89,20 @@ class CallResult(msgspec.Struct):
     meter: StreamMeter | None = None
 
 
-class EngineIds:
+class EngineIds(msgspec.Struct, eq=False):
     """Makes the IDs of requests at engines: the request's own ID and an unguessable suffix.
 
     vLLM aborts requests and stores responses by this ID, so a client must not choose it alone.
     """
 
-    def __init__(self) -> None:
-        self._suffixes: list[str] = []
+    suffixes: list[str] = []
 
     def next(self, request_id: str) -> str:
         """Return the ID of a request at its engines."""
-        if not self._suffixes:
+        if not self.suffixes:
             random = os.urandom(_SUFFIX_BYTES * _SUFFIXES_AT_ONCE)  # one call for many
-            self._suffixes = random.hex(",", _SUFFIX_BYTES).split(",")
-        return f"{request_id}-{self._suffixes.pop()}"
+            self.suffixes = random.hex(",", _SUFFIX_BYTES).split(",")
+        return f"{request_id}-{self.suffixes.pop()}"
 
 
 def build_engine_request(

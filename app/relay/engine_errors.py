@@ -52,7 +52,9 @@ _TOO_LONG = tuple(
 ERROR_BYTES = 64 * 1024
 
 
-class _Error(msgspec.Struct):
+class ErrorObject(msgspec.Struct):
+    """An error as engines write it."""
+
     message: str | None = None
     type: str | None = None
     param: str | None = None
@@ -60,12 +62,20 @@ class _Error(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
-    error: _Error | None = None
+    error: ErrorObject | None = None
     type: str | None = None
     message: str | None = None  # vLLM before 0.10 has no object around it
 
 
 _error_body = msgspec.json.Decoder(_ErrorBody)
+
+
+def read_error(body: bytes) -> _ErrorBody | None:
+    """Return the error in an engine's response; None: there is none that can be read."""
+    try:
+        return _error_body.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def describe_too_long(message: str) -> str | None:
@@ -97,17 +107,13 @@ def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
     Anthropic's may stand behind an OpenAI path. The message and the name of the parameter are the
     engine's own, except where a prompt is too long for an Anthropic client.
     """
-    if len(body) > ERROR_BYTES:
+    parsed = None if len(body) > ERROR_BYTES else read_error(body)
+    if parsed is None:
         return None
-    try:
-        parsed = _error_body.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    anthropic = parsed.type == "error"
-    message = parsed.error.message if parsed.error is not None else parsed.message
+    error_object = parsed.error or ErrorObject(parsed.message)
+    message, kind, anthropic = error_object.message, error_object.type, parsed.type == "error"
     if message is None:
         return None
-    kind = parsed.error.type if parsed.error is not None else None
     if dialect is Dialect.ANTHROPIC:
         too_long = describe_too_long(message)
         if anthropic and kind in _KNOWN_TYPES and too_long is None:
@@ -116,7 +122,6 @@ def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
         kind = ANTHROPIC_TYPES.get(status, fallback)
         error = {"type": kind, "message": too_long or message}
         return msgspec.json.encode({"type": "error", "error": error})
-    error_object = parsed.error or _Error()
     if not anthropic and kind in _OPENAI_TYPES and not isinstance(error_object.code, int):
         return None
     code = error_object.code if isinstance(error_object.code, str) else None

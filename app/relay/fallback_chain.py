@@ -38,16 +38,11 @@ class FallbackChain:
         self._key_id = request.principal.id
         # By name: a reload may replace any of them meanwhile.
         allows = request.principal.allows
-        self._left = [n for n in requested.fallbacks if services.catalogue.may_use(n, allows)]
+        self.untried = [n for n in requested.fallbacks if services.catalogue.may_use(n, allows)]
         self._most_s = requested.load_wait_s
         if request.deadline is not None:
             self._most_s = min(self._most_s, max(request.deadline - perf_counter(), 0.0))
         self._waits_until = asyncio.get_running_loop().time() + self._most_s
-
-    @property
-    def any_left(self) -> bool:
-        """True if there is a fallback that has not been tried."""
-        return bool(self._left)
 
     @property
     def left_s(self) -> float:
@@ -57,7 +52,7 @@ class FallbackChain:
     def next_step(self) -> NextStep:
         """Return the next step: see `app.residency.forecast`."""
         catalogue, forecasts = self._services.catalogue, self._services.forecasts
-        models = map(self._find, self._left)
+        models = map(self._find, self.untried)
         return next_step(
             forecasts.of(catalogue.current(self._requested)),
             [None if model is None else forecasts.of(model) for model in models],
@@ -67,7 +62,7 @@ class FallbackChain:
 
     def take(self, index: int) -> Model | None:
         """Remove a fallback and return it; None: it was removed or does not serve the endpoint."""
-        return self._find(self._left.pop(index))
+        return self._find(self.untried.pop(index))
 
     def yields(self) -> bool:
         """Return whether a fallback serves the request sooner than the requested model."""

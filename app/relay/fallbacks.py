@@ -4,6 +4,8 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from app.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -15,6 +17,7 @@ from app.limits import LimitRequest
 from app.relay.attempts import ATTEMPTS_AFTER_SENDING
 from app.relay.capturing import begin_capture
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
+from app.relay.lost_engine import LostEngine
 from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
 from app.relay.services import RelayServices
@@ -29,7 +32,7 @@ from app.telemetry import LOAD_WAIT
 MAX_RETURNS = 2
 
 
-class Fallback:
+class Fallback(msgspec.Struct, eq=False):
     """Serves one request after its model could not. Use it once.
 
     | next step                          | what follows                                           |
@@ -45,96 +48,91 @@ class Fallback:
     failure. It returns to its own model only if that engine died, and only once.
     """
 
-    def __init__(
-        self,
-        services: RelayServices,
-        request: RequestContext,
-        model_request: ModelRequest,
-        chain: FallbackChain | None,
-        fault: GatewayError,
-    ) -> None:
-        """`chain` is None where only one engine may serve. `fault` is its own model's."""
-        self._services = services
-        self._request = request
-        self._model_request = model_request
-        self._chain = chain
-        self._fault = fault
-        self._may_wait = isinstance(fault, EngineUnavailable)
-        # The engine that died with it, or refused it while it counts as READY.
-        self._lost = request.lost_engine
-        model_request.planned_at = 0.0
-        self._waited = False  # for its own model
-        self._yielded = False  # it has left its model for a fallback that is up sooner
-        self._returns_left = MAX_RETURNS
+    services: RelayServices
+    request: RequestContext
+    model_request: ModelRequest
+    chain: FallbackChain | None  # None: only one engine may serve
+    fault: GatewayError  # of its own model
+    may_wait: bool = False
+    # The engine that died with it, or refused it while it counts as READY.
+    lost: LostEngine | None = None
+    waited: bool = False  # for its own model
+    yielded: bool = False  # it has left its model for a fallback that is up sooner
+    returns_left: int = MAX_RETURNS
+
+    def __post_init__(self) -> None:
+        self.may_wait = isinstance(self.fault, EngineUnavailable)
+        self.lost = self.request.lost_engine
+        self.model_request.planned_at = 0.0
 
     async def serve(self, plan: BodyPlan, tokens: int) -> None:
         """Serve the request, which may take so many tokens.
 
         Raises the error of its own model if no model serves it.
         """
-        requested, chain, at_model = plan.model, self._chain, self._model_request
-        self._request.timeline.failed(requested.name, self._fault.code)
+        requested, chain, at_model = plan.model, self.chain, self.model_request
+        self.request.timeline.failed(requested.name, self.fault.code)
         # While the gateway drains, no model gives a permit.
-        while chain is not None and chain.any_left and not self._services.admission.draining:
-            match chain.next_step() if self._may_wait else GiveUp():
+        while chain is not None and chain.untried and not self.services.admission.draining:
+            match chain.next_step() if self.may_wait else GiveUp():
                 case Wait() if not requested.on_demand:
                     await self._try_own(requested, at_model.wait(LOAD_WAIT, chain.wait()))
                 case Wait() | Ask():
-                    self._returns_left -= 1
-                    self._may_wait = self._returns_left > 0
+                    self.returns_left -= 1
+                    self.may_wait = self.returns_left > 0
                     if await self._try_own(requested, at_model.serve(plan, tokens, chain)):
                         return
                 case Use(index):
-                    self._yielded = True
+                    self.yielded = True
                     if await self._try_fallback(requested, chain.take(index), plan.body):
                         return
                 case GiveUp():
-                    self._may_wait = False
+                    self.may_wait = False
                     if await self._try_fallback(requested, chain.take(0), plan.body):
                         return
         # It may have left its own model for fallbacks that failed.
-        self._request.model = requested.name
+        self.request.model = requested.name
         if chain is None or not await self._serve_own(plan, tokens, chain):
-            raise self._fault
+            raise self.fault
 
     async def _serve_own(self, plan: BodyPlan, tokens: int, chain: FallbackChain) -> bool:
         """Return whether its own model served the request, once that was up again."""
-        requested, at_model = plan.model, self._model_request
-        admission = self._services.admission
+        requested, at_model = plan.model, self.model_request
+        admission = self.services.admission
         while self._may_return(requested) and not admission.draining:
-            step = partial(chain.own_step, self._lost)
+            step = partial(chain.own_step, self.lost)
             match step():
                 case Wait():
-                    self._waited = True
+                    self.waited = True
                     await self._try_own(requested, at_model.wait(LOAD_WAIT, chain.wait(step)))
-                case GiveUp() if self._lost is not None or not self._waited:
+                case GiveUp() if self.lost is not None or not self.waited:
                     return False
                 # One that has waited in vain asks as well: for an error with the time that is left.
                 case Ask() | GiveUp():
-                    self._returns_left = 0 if requested.on_demand else self._returns_left - 1
+                    self.returns_left = 0 if requested.on_demand else self.returns_left - 1
                     if await self._try_own(requested, at_model.serve(plan, tokens, chain)):
                         return True
-                    self._lost = self._request.lost_engine
-                    self._waited = False
+                    self.lost = self.request.lost_engine
+                    self.waited = False
         return False
 
     def _may_return(self, requested: Model) -> bool:
-        if self._lost is not None:
-            may_return = self._request.deaths < ATTEMPTS_AFTER_SENDING
+        if self.lost is not None:
+            may_return = self.request.deaths < ATTEMPTS_AFTER_SENDING
         else:
-            may_return = self._may_wait and (self._yielded or not requested.on_demand)
-        return may_return and self._returns_left > 0
+            may_return = self.may_wait and (self.yielded or not requested.on_demand)
+        return may_return and self.returns_left > 0
 
     async def _try_own(self, requested: Model, attempt: Coroutine[Any, Any, object]) -> bool:
         """Return whether an attempt at the requested model succeeded."""
         try:
             await attempt
         except CANNOT_SERVE as error:
-            self._request.timeline.failed(requested.name, error.code)
-            self._fault = error.with_traceback(None)
+            self.request.timeline.failed(requested.name, error.code)
+            self.fault = error.with_traceback(None)
             if isinstance(error, EngineOverloaded):
-                self._lost = None
-            self._may_wait = self._may_wait and isinstance(error, EngineUnavailable)
+                self.lost = None
+            self.may_wait = self.may_wait and isinstance(error, EngineUnavailable)
             return False
         return True
 
@@ -142,13 +140,13 @@ class Fallback:
         """Return whether a fallback served the request; None: it cannot serve it."""
         if model is None:
             return False
-        self._services.metrics.fallbacks.add((requested.name, model.name))
+        self.services.metrics.fallbacks.add((requested.name, model.name))
         try:
             await self._serve_fallback(body, model)
         except CANNOT_SERVE as error:
-            self._request.timeline.failed(requested.name, error.code)
+            self.request.timeline.failed(requested.name, error.code)
             if isinstance(error, (EngineFailed, EngineTooSlow)):
-                self._may_wait = False
+                self.may_wait = False
             return False
         return True
 
@@ -157,17 +155,17 @@ class Fallback:
 
         What the request holds of the caller's limits and of the requested model's stays.
         """
-        services, request = self._services, self._request
+        services, request = self.services, self.request
         rules = services.bounds.capture
         if rules is not None and rules.covers(request.principal, model.name):
             begin_capture(services, request, rules, body)
         plan = plan_request(services, request, body, model)
         tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
-        if (budget := self._model_request.reservation.budget) is not None:
+        if (budget := self.model_request.reservation.budget) is not None:
             cost, bound = plan.cost, request.output_bound
             output = cost.most_output if bound is None else bound * cost.answers
             services.budgets.cover(budget, prompt=cost.most_prompt, output=output, model=model.name)
         limits = LimitRequest(request.principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
-            self._model_request.reservation.fallback = decision
-            await self._model_request.serve(plan, tokens)
+            self.model_request.reservation.fallback = decision
+            await self.model_request.serve(plan, tokens)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from app.asgi import Headers
 from app.continuation import Recording
 from app.errors import EngineFailed, GatewayError
@@ -98,7 +100,7 @@ async def _forward_stream(
     active = recording if recording is not None and recording.active else None
     request.timeline.begin_stream()
     latency = services.metrics.inter_token_latency.buckets((request.model,))
-    stream = EventStream(response, request, meter, latency, active)
+    stream = EventStream(response, request, exchange, meter, latency, active)
     movable: MovableStream | None = None
     if recording is not None and recording.ways.any:
         movable = MovableStream(response, recording)
@@ -124,7 +126,9 @@ async def _forward_stream(
             # Text only: a client is not charged for the comments that it got while it waited.
             bytes_out = exchange.bytes_out - exchange.comment_bytes
             known = (None, None) if recording is None else recording.count_tokens()
-            result.partial_usage = meter.so_far(known[0] or call.prompt, bytes_out, known[1])
+            result.partial_usage = meter.so_far(
+                known[0] or call.plan.cost.prompt, bytes_out, known[1]
+            )
 
 
 async def end_stream(request: RequestContext, meter: StreamMeter, error: GatewayError) -> None:
@@ -144,15 +148,12 @@ class Interrupted(Exception):
         self.meter = meter
 
 
-class MovableStream:
+class MovableStream(msgspec.Struct, eq=False):
     """A stream at an engine, as far as it can be moved; see `app.routing.Movable`."""
 
-    __slots__ = ("_recording", "_response")
-
-    def __init__(self, response: EngineResponse, recording: Recording) -> None:
-        self._response = response
-        self._recording = recording
+    response: EngineResponse
+    recording: Recording
 
     def move(self) -> None:
-        if self._recording.can_go_on():
-            self._response.interrupt(EngineDrained("the engine is drained"))
+        if self.recording.can_go_on():
+            self.response.interrupt(EngineDrained("the engine is drained"))

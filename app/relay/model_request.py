@@ -153,11 +153,10 @@ class ModelRequest(msgspec.Struct, eq=False):
         if lease is not None:
             wait_s = interrupted.recording.terms.wait_s
             renew = partial(self._renew, lease, calls.model.base, wait_s)
-        continuation = StreamContinuation(
-            self.services, calls, result, interrupted,
-            permit=permit, renew_lease=renew,
-        )  # fmt: skip
-        await continuation.run(self.request.deaths)
+        recording, meter = interrupted.recording, interrupted.meter
+        await StreamContinuation(
+            self.services, calls, self.request, result, recording, meter, permit, renew
+        ).run(interrupted)
 
     async def _check_media(self, plan: BodyPlan) -> None:
         """Raise MediaNotTaken for media of a kind that the model is known not to take."""

@@ -43,7 +43,7 @@ def with_reasoning_content(data: bytes) -> bytes:
 class BothFieldsMeter(StreamMeter):
     """Meters what the engine sent, and returns it with both fields."""
 
-    _added = 0  # bytes that the engine did not send
+    added: int = 0  # bytes that the engine did not send
 
     def pass_on(self, events: bytes) -> bytes:
         return self._with_copy(super().pass_on(events))
@@ -52,9 +52,9 @@ class BothFieldsMeter(StreamMeter):
         return self._with_copy(super().flush())
 
     def so_far(self, prompt: int, bytes_out: int, counted: int | None = None) -> Usage:
-        return super().so_far(prompt, bytes_out - self._added, counted)
+        return super().so_far(prompt, bytes_out - self.added, counted)
 
     def _with_copy(self, events: bytes) -> bytes:
         both = with_reasoning_content(events)
-        self._added += len(both) - len(events)
+        self.added += len(both) - len(events)
         return both

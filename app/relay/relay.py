@@ -40,11 +40,9 @@ class CallerLookup(Protocol):
 
     def recall(self, headers: Headers, facts: HeadFacts) -> Principal | None:
         """Return the caller if that takes no wait, else None. Raises GatewayError."""
-        ...
 
     async def look_up(self, headers: Headers) -> Principal:
         """Return the caller. Raises GatewayError."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,14 +141,14 @@ class Relay:
 
     def _finish(self, request: RequestContext) -> None:
         """Count a request that has ended, in metrics, ledger, timelines and log."""
-        record = request.record(perf_counter() - request.exchange.received_at)
+        exchange = request.exchange
+        record = request.record(perf_counter() - exchange.received_at)
         self.services.metrics.record(record)
         ended = self.ledger.end(record, request.timeline)
         self.recorder.end(ended)
         if request.capture is not None:
-            stream = request.exchange.streaming
-            self.services.captures.end(request.capture, ended, stream=stream)
-        self.access.write(record, peer=request.exchange.peer if record.engine is None else "")
+            self.services.captures.end(request.capture, ended, stream=exchange.streaming)
+        self.access.write(record, peer=exchange.peer if record.engine is None else "")
 
 
 async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) -> None:

@@ -97,13 +97,8 @@ class RequestDirectory:
     ) -> list[RequestView]:
         """Return requests in flight, the oldest first."""
         under_way = sorted(self._contexts(chosen.key_id), key=_arrival)
-        records = ((_record_now(request), request) for request in under_way)
-        found = (
-            self._view_now(record, request)
-            for record, request in records
-            if chosen.selects(record, IN_FLIGHT)
-        )
-        return list(islice(found, limit))
+        views = map(self._view_now, under_way)
+        return list(islice((v for v in views if chosen.selects(v.record, IN_FLIGHT)), limit))
 
     @property
     def answer_tokens(self) -> int:
@@ -171,9 +166,9 @@ class RequestDirectory:
             log.warning("the history of requests is not read: %s", error)
             stored, complete = [], False
         for ended in chain(self._chosen(chosen), stored):
-            if after is None or after.before(Place.of(ended, order)):
+            if after is None or after > Place.of(ended, order):
                 found.setdefault(ended.id, ended)
-        first = sorted(found.values(), key=lambda one: _rank(one, order), reverse=True)
+        first = sorted(found.values(), key=lambda one: Place.of(one, order), reverse=True)
         page, more = first[:limit], len(first) > limit
         following = Place.of(page[-1], order) if more else None
         return EndedList([_view_ended(one) for one in page], following, complete)
@@ -197,7 +192,7 @@ class RequestDirectory:
         Raises DatabaseError for one that is not in memory.
         """
         if (request := self._find_in_flight(id_, chosen)) is not None:
-            return self._view_now(_record_now(request), request)
+            return self._view_now(request)
         for ended in self._chosen(chosen):
             if ended.id == id_:
                 return _view_ended(ended)
@@ -217,7 +212,7 @@ class RequestDirectory:
         request = self._find_in_flight(id_, chosen)
         if request is None:
             return None
-        view = self._view_now(_record_now(request), request)
+        view = self._view_now(request)
         owned = by == view.record.key_id
         log.info("request canceled by %s", by, extra=request.log_fields)
         request.exchange.cut(RequestCanceled(CANCELED_BY_KEY if owned else CANCELED))
@@ -237,8 +232,8 @@ class RequestDirectory:
                 return request if chosen.selects(_record_now(request), IN_FLIGHT) else None
         return None
 
-    def _view_now(self, record: RequestRecord, request: RequestContext) -> RequestView:
-        name = made_id(self._gateway, _arrival(request))
+    def _view_now(self, request: RequestContext) -> RequestView:
+        record, name = _record_now(request), made_id(self._gateway, _arrival(request))
         arrived_at = self._clock() - record.total_s
         tokens = _tokens_so_far(request)
         return RequestView(name, record, request.timeline, IN_FLIGHT, arrived_at, tokens)
@@ -248,11 +243,6 @@ def _view_ended(ended: EndedRequest) -> RequestView:
     record = ended.record
     tokens = None if record.usage is None else record.usage.completion
     return RequestView(ended.id, record, ended.timeline, record.outcome, ended.arrived_at, tokens)
-
-
-def _rank(ended: EndedRequest, order: Order) -> tuple[int, str]:
-    place = Place.of(ended, order)
-    return place.rank, place.id
 
 
 def _arrival(request: RequestContext) -> float:

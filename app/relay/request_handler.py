@@ -5,8 +5,7 @@ request, slot and tokens: it may have to ask Redis. Any other request is charged
 before its body is parsed.
 """
 
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qs
@@ -51,7 +50,8 @@ def handle_request(services: RelayServices, request: RequestContext) -> Coroutin
     if request.endpoint.names_model:
         exchange = request.exchange
         raw = b"" if exchange.method == "GET" else exchange.take_body()
-        if raw is not None and len(raw) <= SMALL_BYTES and _is_quick(exchange, raw):
+        is_coded = exchange.by_name.get(b"content-encoding")
+        if raw is not None and not is_coded and len(raw) <= SMALL_BYTES and is_quick(raw):
             return _handle_quick(services, request, raw)
         return _handle_large(services, request, raw)
     return _handle_stored(services, request)
@@ -88,14 +88,27 @@ async def _refuse_counted(
 async def _handle_large(
     services: RelayServices, request: RequestContext, raw: bytes | None
 ) -> None:
-    """Handle a request whose body is large, or still to arrive; `raw` is what is here."""
+    """Handle a request whose body is large, or still to arrive; `raw` is what is here.
+
+    The request and its slot are charged before the body is read; slot and memory are held.
+    """
     request.timeline.note_authenticated()
     if raw is None:
         raw = await read_if_small(request.exchange, services.bounds.body_bytes)
         if raw is not None and len(raw) <= SMALL_BYTES and _is_quick(request.exchange, raw):
             await _handle_quick(services, request, raw)
             return
-    async with _charged_plan(services, request, raw) as plan:
+    exchange, principal, limit = request.exchange, request.principal, services.bounds.body_bytes
+    memory = services.body_memory.open(principal.id, principal.owner_name, exchange.peer)
+    with await _count_request(services, request), memory:
+        if raw is not None and _is_quick(exchange, raw):
+            request.bytes_in = len(raw)
+            check_size(len(raw), limit)
+            memory.take(len(raw))
+            body = parse(exchange.header(b"content-type"), raw)
+        else:
+            body = await read_and_scan(request, raw, limit, memory, services.scan_turns)
+        plan = _plan_for_model(services, request, body)
         await _serve(services, request, plan, precharged=True)
 
 
@@ -197,27 +210,6 @@ async def _reserve_budget(
     return budget
 
 
-@asynccontextmanager
-async def _charged_plan(
-    services: RelayServices, request: RequestContext, raw: bytes | None
-) -> AsyncIterator[BodyPlan]:
-    """Charge a request and its slot, read its body, and plan it; hold slot and memory meanwhile.
-
-    `raw` is the body, if it has arrived. Raises GatewayError.
-    """
-    exchange, principal, limit = request.exchange, request.principal, services.bounds.body_bytes
-    memory = services.body_memory.open(principal.id, principal.owner_name, exchange.peer)
-    with await _count_request(services, request), memory:
-        if raw is not None and _is_quick(exchange, raw):
-            request.bytes_in = len(raw)
-            check_size(len(raw), limit)
-            memory.take(len(raw))
-            body = parse(exchange.header(b"content-type"), raw)
-        else:
-            body = await read_and_scan(request, raw, limit, memory, services.scan_turns)
-        yield _plan_for_model(services, request, body)
-
-
 def _model_in_query(services: RelayServices, request: RequestContext) -> str:
     """Return the model of a GET: what its query names, else the only one that the key may use.
 
@@ -258,15 +250,16 @@ def _plan_for_model(services: RelayServices, request: RequestContext, body: Pars
         request.deadline = read_deadline(by_name[DEADLINE_HEADER], request.timeline.started)
     endpoint = request.endpoint
     binding = services.bindings.find(request.principal, body.model, endpoint, services.bounds)
-    if binding.model.split:
+    model = binding.model
+    if model.split:
         hints = RequestHints(request.exchange, request.principal.id, body)
         split, bounds = binding, services.bounds
         if split.capture is not None:
             begin_capture(services, request, split.capture, body)
         binding = services.bindings.find_target(split, hints.session(), endpoint, bounds)
-        services.metrics.split_requests.add((split.model.name, binding.model.name))
+        model = binding.model
+        services.metrics.split_requests.add((split.model.name, model.name))
     request.binding = binding
-    model = binding.model
     request.model = model.name
     request.requested_model = body.model
     if binding.capture is not None:

@@ -57,7 +57,7 @@ def read_head(response: EngineResponse, call: EngineCall) -> tuple[Headers, bool
                 found[name] = value
         elif name == METADATA and status < 300:
             usage = read_usage(value)
-            if not call.withholds_metadata:
+            if not call.plan.rewrite.withhold_metadata:
                 found.setdefault(name, value)
     content_type = found.get(b"content-type", b"")
     if status != 200:
@@ -110,15 +110,16 @@ async def forward_plain(
         log.warning("engine response ended early: %s", error, extra=request.log_fields)
         raise as_gateway_error(error) from None
     if most == AUDIO_HEAD_BYTES:
-        sample_rate = b"" if call.plan is None else call.plan.value("sample_rate")
-        result.bytes_per_second = bytes_per_second(content_type, body, sample_rate)
+        result.bytes_per_second = bytes_per_second(
+            content_type, body, call.plan.value("sample_rate")
+        )
     if not ended:
         await _forward_large(response, exchange, headers, result, body)
         return
     if status >= 400:
         if status == 404 and body == NO_ROUTE:
             raise NotRouted
-        told = with_own_count(body, call.members)
+        told = with_own_count(body, len(call.plan.body.members))
         told = translate_error(told, status, exchange.dialect) or told
         headers, body = _of_length(headers, body, told), told
     result.usage = read_usage(body) or result.usage

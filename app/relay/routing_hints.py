@@ -4,6 +4,8 @@ Members of the body are compared as the client wrote them: a client writes the b
 conversation the same way each time, and nothing it writes can do more than choose a replica.
 """
 
+import msgspec
+
 from app.asgi import ClientExchange
 from app.errors import Dialect
 from app.request_body import ParsedBody
@@ -19,33 +21,28 @@ NULL = b"null"
 MAX_SESSION_BYTES = 1024
 
 
-class RequestHints:
+class RequestHints(msgspec.Struct, frozen=True, eq=False):
     """Implements `app.routing.RoutingHints`; made only where a policy has a choice."""
 
-    __slots__ = ("_body", "_exchange", "_key_id", "_salt")
-
-    def __init__(
-        self, exchange: ClientExchange, key_id: str, body: ParsedBody, salt: bytes = b""
-    ) -> None:
-        """`salt` separates vLLM's prefix caches: equal prompts under two salts share nothing."""
-        self._exchange = exchange
-        self._key_id = key_id
-        self._body = body
-        self._salt = salt
+    exchange: ClientExchange
+    key_id: str
+    body: ParsedBody
+    # Separates vLLM's prefix caches: equal prompts under two salts share nothing.
+    salt: bytes = b""
 
     def session(self) -> bytes:
         """Return the session's name, prefixed with the key's ID.
 
         Clients name their sessions "1" or "default"; equal names of two keys are two sessions.
         """
-        return self._key_id.encode() + b"\0" + self._session()
+        return self.key_id.encode() + b"\0" + self._session()
 
     def _session(self) -> bytes:
-        if header := self._exchange.header(SESSION_HEADER):
+        if header := self.exchange.header(SESSION_HEADER):
             return header
-        anthropic = self._exchange.dialect is Dialect.ANTHROPIC
+        anthropic = self.exchange.dialect is Dialect.ANTHROPIC
         for name in ANTHROPIC_MEMBERS if anthropic else SESSION_MEMBERS:
-            if (raw := self._body.members.get(name)) is not None:
+            if (raw := self.body.members.get(name)) is not None:
                 value = bytes(memoryview(raw)[:MAX_SESSION_BYTES])
                 if value != NULL:
                     return value
@@ -56,8 +53,8 @@ class RequestHints:
 
         The closing bracket of a conversation moves as it grows; the bytes before it stay.
         """
-        members = self._body.members
-        prompt = self._salt or bytes(members.get("cache_salt", b""))
+        members = self.body.members
+        prompt = self.salt or bytes(members.get("cache_salt", b""))
         for name in PROMPT_MEMBERS:
             if name in members:
                 prompt += memoryview(members[name])[: most - len(prompt)]

@@ -19,20 +19,20 @@ from app.usage import Budgets
 from engines.base import EngineState
 
 
+@dataclass(frozen=True, slots=True)
 class Forecasts:
     """Forecasts when each model can serve, from the state of its engines and loads.
 
     The rule that decides from these forecasts is pure (`app/residency/forecast.py`).
     """
 
-    def __init__(self, catalogue: Catalogue, loader: OnDemandLoader) -> None:
-        self._catalogue = catalogue
-        self._loader = loader
+    catalogue: Catalogue
+    loader: OnDemandLoader
 
     def of(self, model: Model) -> Forecast | None:
         """Return when a model can serve; None: nothing is known to bring it up."""
         if model.on_demand:
-            return self._loader.forecast(model.base)
+            return self.loader.forecast(model.base)
         able = [replica.engine for replica in model.able]
         engines = [replica.engine for replica in model.replicas]
         if any(e.state is EngineState.READY and not e.is_restarted for e in able):
@@ -52,14 +52,14 @@ class Forecasts:
         """Return whether some model is ready or can be loaded on demand."""
         return any(
             model.ready or (model.on_demand and self.of(model) is not None)
-            for model in self._catalogue.models
+            for model in self.catalogue.models
         )
 
     @property
     def starts_queue(self) -> bool:
         """True if a load that begins now waits for other loads."""
-        starting = (e.state is EngineState.STARTING for e in self._catalogue.engines)
-        return sum(starting) >= self._loader.slots
+        starting = (e.state is EngineState.STARTING for e in self.catalogue.engines)
+        return sum(starting) >= self.loader.slots
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,13 +18,14 @@ from app.relay.forward import forward
 from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted
 from app.relay.services import RelayServices
-from app.request_body import ABSENT, BodyPlan
+from app.request_body import ABSENT, BodyPlan, Cost, ParsedBody, Rewrite
 from app.routing import Model, Replica, quote_name
 from app.stored import StoredResponse, StoredResponses
 from engines.base import EngineError, EngineNotReady, EngineTimeout
 
 log = logging.getLogger(__name__)
 
+_NO_BODY, _NO_COST = ParsedBody("", b"", {}), Cost(0, 0, 0)
 _text = msgspec.json.Decoder(str)
 
 
@@ -79,7 +80,8 @@ async def relay_stored_response(services: RelayServices, request: RequestContext
         request.model, request.engine = model.name, replica.engine.name
         request.timeline.begin_attempt(replica.engine.name)
         engine_id = services.engine_ids.next(exchange.request_id)
-        call = EngineCall(build_engine_request(request, b"", engine_id), None, model.header_line)
+        plan = BodyPlan(_NO_BODY, model, Rewrite(), _NO_COST)
+        call = EngineCall(build_engine_request(request, b"", engine_id), plan, model.header_line)
         replica.in_flight += 1
         try:
             await forward(services, replica, call, request, CallResult())
@@ -106,9 +108,9 @@ async def _find_replica(services: RelayServices, request: RequestContext) -> tup
     allows = request.principal.allows
     if found is None or not services.catalogue.may_use(found.model, allows):
         raise not_found(response_id)
-    for model in services.catalogue.models:
+    if (model := services.catalogue.get(found.model)) is not None:
         for replica in model.replicas:
-            if model.name == found.model and replica.engine.name == found.engine:
+            if replica.engine.name == found.engine:
                 return model, replica
     raise not_found(response_id)  # it was in the memory of its engine
 

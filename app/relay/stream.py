@@ -9,6 +9,8 @@ import asyncio
 import logging
 from time import perf_counter
 
+import msgspec
+
 from app.asgi import ClientExchange, ClientStalled, Headers
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
@@ -31,27 +33,18 @@ SSE_HEADERS: Headers = (
 )
 
 
-class EventStream:
+class EventStream(msgspec.Struct, eq=False):
     """One event stream of an engine on its way to the client."""
 
-    def __init__(
-        self,
-        response: EngineResponse,
-        request: RequestContext,
-        meter: StreamMeter,
-        latency: Buckets,
-        recording: Recording | None = None,
-    ) -> None:
-        """`recording`: the stream can go on at another engine."""
-        self._response = response
-        self._request = request
-        self._exchange = request.exchange
-        self._meter = meter
-        self._latency = latency
-        self._recording = recording
-        self.failed = False  # the engine has reported a failure of its own in it
-        self._held = b""  # the beginning of an event that is not complete
-        self._last = 0.0  # when the last chunk was sent
+    response: EngineResponse
+    request: RequestContext
+    exchange: ClientExchange
+    meter: StreamMeter
+    latency: Buckets
+    recording: Recording | None = None  # the stream can go on at another engine
+    failed: bool = False  # the engine has reported a failure of its own in it
+    held: bytes = b""  # the beginning of an event that is not complete
+    last: float = 0.0  # when the last chunk was sent
 
     async def run(self, headers: Headers) -> None:
         """Forward the whole stream. Raises EngineError, after everything that arrived before it.
@@ -59,37 +52,37 @@ class EventStream:
         What the meter withholds stays there: the stream may go on at another engine. Raises
         Diverged and NotReplayed where one goes on otherwise than its predecessor.
         """
-        exchange = self._exchange
+        exchange = self.exchange
         if not exchange.started:
-            await exchange.start_response(self._response.status, headers)
+            await exchange.start_response(self.response.status, headers)
         exchange.streaming = True
-        while not await self._response.pump(self.deliver):
+        while not await self.response.pump(self.deliver):
             await exchange.flush()
         rest = b""
-        death_at = find_engine_death(self._held)
+        death_at = find_engine_death(self.held)
         if death_at is None:
-            self._note_error(self._held)
-        if self._held and (rest := self._filter(self._held[:death_at])):
+            self._note_error(self.held)
+        if self.held and (rest := self._filter(self.held[:death_at])):
             self._note_sent(rest)
         if death_at is not None:
             if rest:
                 await exchange.send_body(rest, more=True)
             raise EngineDied(ENGINE_DEAD_REASON)
-        if self._recording is not None:
-            self._recording.check_end()
-        await exchange.send_body(rest + self._meter.flush(), more=False)
+        if self.recording is not None:
+            self.recording.check_end()
+        await exchange.send_body(rest + self.meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:
         """Forward a chunk; return whether the client takes more at once."""
-        if self._held:
-            data = self._held + data
-            self._held = b""
-        if self._response.ended:
-            self._held = data  # sent with the end of the body, in one write
+        if self.held:
+            data = self.held + data
+            self.held = b""
+        if self.response.ended:
+            self.held = data  # sent with the end of the body, in one write
             return True
         if data[-2:] != b"\n\n":
             # Whole events only, so that an error can follow them as one more.
-            data, self._held = whole_events(data)
+            data, self.held = whole_events(data)
             if not data:
                 return True
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
@@ -97,43 +90,43 @@ class EventStream:
             if (at := find_engine_death(data)) is not None:
                 if data := self._filter(data[:at]):
                     self._note_sent(data)
-                    self._exchange.push(data)
+                    self.exchange.push(data)
                 raise EngineDied(ENGINE_DEAD_REASON)
             self._note_error(data)
-        if self._recording is not None and not (data := self._recording.pass_on(data)):
+        if self.recording is not None and not (data := self.recording.pass_on(data)):
             return True
-        data = self._meter.pass_on(data)
+        data = self.meter.pass_on(data)
         if not data:
             return True
         self._note_sent(data)
-        return self._exchange.push(data)
+        return self.exchange.push(data)
 
     @property
     def ended(self) -> bool:
         """True if the client has been sent the event that ends the stream."""
-        return ends_stream(self._request.last_events)
+        return ends_stream(self.request.last_events)
 
     def _filter(self, events: bytes) -> bytes:
         """Return the part of whole events that the client gets."""
-        if self._recording is not None:
-            events = self._recording.pass_on(events)
-        return self._meter.pass_on(events) if events else b""
+        if self.recording is not None:
+            events = self.recording.pass_on(events)
+        return self.meter.pass_on(events) if events else b""
 
     def _note_sent(self, data: bytes) -> None:
         """Observe the latency of a chunk that is sent now."""
-        now, request = perf_counter(), self._request
+        now, request = perf_counter(), self.request
         request.last_events = data
-        if self._last:
-            self._latency.observe(now - self._last)
+        if self.last:
+            self.latency.observe(now - self.last)
         elif request.ttft_s is None:  # not after an interruption
-            request.ttft_s = now - self._exchange.received_at
+            request.ttft_s = now - self.exchange.received_at
             request.first_events = data
-        self._last = now
+        self.last = now
 
     def _note_error(self, data: bytes) -> None:
         """Note an error that the engine itself reports; the client is sent it as it is."""
         if reports_error(data):
-            request = self._request
+            request = self.request
             request.fault, request.error = ENGINE_ERROR_FAULT, ENGINE_ERROR
             self.failed = not reports_refusal(data)
             log.warning("%s", ENGINE_ERROR_FAULT, extra=request.log_fields)
@@ -152,7 +145,6 @@ class KeepAlive:
         self._task = asyncio.create_task(self._watch())
 
     def stop(self) -> None:
-        """Stop sending comments."""
         self._task.cancel()
 
     async def _watch(self) -> None:

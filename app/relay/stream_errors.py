@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from app.errors import Dialect, GatewayError
+from app.errors import GatewayError
+from app.relay.engine_errors import ErrorObject, read_error
 from app.relay.request_context import RequestContext
 from app.request_body import RESPONSES
 from app.sse import as_event, read_data, split_events
@@ -31,18 +32,7 @@ class _Created(msgspec.Struct):
     response: dict[str, Any] | None = None
 
 
-class _EngineError(msgspec.Struct):
-    code: str | int | None = None
-    message: str | None = None
-    type: str | None = None
-
-
-class _EngineErrorBody(msgspec.Struct):
-    error: _EngineError
-
-
 _created = msgspec.json.Decoder(_Created)
-_engine_error = msgspec.json.Decoder(_EngineErrorBody)
 
 
 def reports_error(events: bytes) -> bool:
@@ -66,14 +56,11 @@ def error_event(error: GatewayError, request: RequestContext) -> bytes:
 def engine_error_event(body: bytes, request: RequestContext) -> bytes:
     """Return the JSON of an engine's error as the last event of the request's stream."""
     if request.endpoint.label == RESPONSES:
-        try:
-            error = _engine_error.decode(body).error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            error = _EngineError(message="the engine refused the request")
+        parsed = read_error(body)
+        error = (parsed and parsed.error) or ErrorObject("the engine refused the request")
         code = error.code if isinstance(error.code, str) else error.type or str(error.code)
         return _failed_response(code, error.message or code, request)
-    dialect: Dialect = request.exchange.dialect
-    return as_event(body, dialect)
+    return as_event(body, request.exchange.dialect)
 
 
 def _failed_response(code: str, message: str, request: RequestContext) -> bytes:

@@ -35,7 +35,7 @@ from app.request_body.form_scan import scan_form
 from app.request_body.media_kinds import check_taken, media_kinds
 from app.request_body.plan import BodyPlan, BodyRules, plan_body
 from app.request_body.response_storage import new_response_id, with_response_id
-from app.request_body.rewrite import ABSENT, ConstantRewrite, as_bool
+from app.request_body.rewrite import ABSENT, ConstantRewrite, Rewrite, as_bool
 from app.request_body.token_cost import Cost, UsualCost, reserved_tokens
 from app.request_body.unit_cost import pcm_rate
 
@@ -64,6 +64,7 @@ __all__ = [
     "HeldBody",
     "JsonText",
     "ParsedBody",
+    "Rewrite",
     "UsualCost",
     "as_bool",
     "check_taken",

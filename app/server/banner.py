@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from app.application import Application
-from app.settings import LOOPBACK, ServerSettings, Settings
+from app.settings import LOOPBACK, ServerSettings
 
 
 def banner(application: Application, port: int, key: str | None) -> str:
@@ -33,7 +33,9 @@ def banner(application: Application, port: int, key: str | None) -> str:
     lines += [f"         {failure}" for failure in engine_failures(application)]
     header = ""
     if settings.auth.enabled:
-        lines.append(f"  key    {key or _key_source(settings)}")
+        made = "one that `vllm-gateway keys create --name NAME` makes"
+        source = "one of GATEWAY_API_KEYS" if settings.api_keys else made
+        lines.append(f"  key    {key or source}")
         header = f' -H "Authorization: Bearer {key or "$KEY"}"'
     if settings.console.enabled:
         lines.append(f"  page   {url}/console")
@@ -76,12 +78,6 @@ def print_without_waiting(text: str) -> None:
 
     # A daemon thread: a reader that has stopped must not keep the process from exiting.
     threading.Thread(target=write, name="print the banner", daemon=True).start()
-
-
-def _key_source(settings: Settings) -> str:
-    if settings.api_keys:
-        return "one of GATEWAY_API_KEYS"
-    return "one that `vllm-gateway keys create --name NAME` makes"
 
 
 def _exposure(server: ServerSettings) -> Iterator[str]:

@@ -19,12 +19,8 @@ def prepare_database(settings: Settings) -> bool:
     url = settings.state.database_url.get_secret_value()
     database = Database(url)
     if (file := settings.state.database_file) and (damage := damage_after_unclean_end(file)):
-        raise ConfigError(
-            [
-                f"state.database_url {database!r}: damaged: {damage}; "
-                "restore a backup: vllm-gateway db restore FILE"
-            ]
-        )
+        advice = "restore a backup: vllm-gateway db restore FILE"
+        raise ConfigError([f"state.database_url {database!r}: damaged: {damage}; {advice}"])
 
     async def inspect() -> tuple[bool, bool]:
         try:

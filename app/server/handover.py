@@ -30,6 +30,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from engines.guard import directories
 
@@ -102,12 +103,11 @@ class SocketOffer:
             self._peer.close()
 
 
-class Predecessor:
+class Predecessor(NamedTuple):
     """A gateway that is stopping and waits for this one."""
 
-    def __init__(self, connection: socket.socket, path: Path) -> None:
-        self._connection = connection
-        self._path = path
+    connection: socket.socket
+    path: Path
 
     def take_sockets(self) -> list[socket.socket]:
         """Return its listening sockets; it accepts no more connections, and has no engines.
@@ -115,8 +115,8 @@ class Predecessor:
         Empty if it has exited or does not answer in TAKE_TIMEOUT_S. No engine inherits them.
         """
         try:
-            self._connection.send(_ASKING)
-            _, fds, _, _ = socket.recv_fds(self._connection, len(_SOCKETS), MAX_SOCKETS)
+            self.connection.send(_ASKING)
+            _, fds, _, _ = socket.recv_fds(self.connection, len(_SOCKETS), MAX_SOCKETS)
         except OSError as error:
             log.warning("the previous gateway did not hand over its port: %s", error)
             return []
@@ -126,17 +126,17 @@ class Predecessor:
 
     def confirm(self) -> None:
         """Report that this gateway accepts connections."""
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it has exited, or was dismissed
-            self._connection.send(_ACCEPTING)
-        self._connection.close()
+            self.connection.send(_ACCEPTING)
+        self.connection.close()
 
     def dismiss(self) -> None:
         """Have it close its sockets now; return when it has."""
         with contextlib.suppress(OSError):
-            self._connection.send(_ACCEPTING)
-            self._connection.recv(1)  # the end
-        self._connection.close()
+            self.connection.send(_ACCEPTING)
+            self.connection.recv(1)  # the end
+        self.connection.close()
 
 
 @contextmanager

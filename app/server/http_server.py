@@ -146,9 +146,6 @@ def metrics_server(application: Application) -> HttpServer | None:
         bounds = _bounds(settings, MAX_SCRAPERS, MAX_SCRAPERS)
         peers = PeerConnections()
 
-        def on_refusal(self, error: GatewayError) -> None:
-            """Do nothing: scrapes are not counted."""
-
     config = _config(application.metrics_asgi, Connection, settings, lifespan="off")
     return HttpServer(config, Connection)
 

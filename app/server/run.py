@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvloop
@@ -53,8 +54,8 @@ def serve(
     """Run the gateway until a signal stops it.
 
     `banner_key` is shown in the ready banner, `source` reads the settings again for a reload,
-    `source_of_text` with another text of the file,
-    `output` takes the access lines, `launcher` runs vLLM's server (default: see `create_app`).
+    `source_of_text` with another text of the file, `output` takes the access lines, `launcher` runs
+    vLLM's server (default: see `create_app`).
     Raises ConfigError, also when no engine could be started and none may come up later, or when the
     file of the database cannot be opened; and LauncherMissing.
     """
@@ -69,11 +70,7 @@ def serve(
         made = prepare_database(settings)
         # Before the ports: the previous gateway serves on if the configuration is faulty.
         application = create_app(
-            settings,
-            launcher=launcher,
-            source=source,
-            source_of_text=source_of_text,
-            output=output,
+            settings, launcher=launcher, source=source, source_of_text=source_of_text, output=output
         )
         if made and (other := other_database(settings)):
             log.warning(other)
@@ -95,35 +92,29 @@ def serve(
             application.access.flush()  # whatever ended the loop
 
 
+@dataclass(eq=False)
 class GatewayRun:
     """One run of a gateway in an event loop, from its first connection to the end of its drain."""
 
-    def __init__(
-        self,
-        application: Application,
-        ports: Ports,
-        lock: ExitStack,
-        manager: ServiceManager | None,
-        certificate: Certificate | None,
-    ) -> None:
-        """`lock` holds the run directory."""
-        self._application = application
-        self._ports = ports
-        self._lock = lock
-        self._manager = manager
-        self._certificate = certificate
-        self._server = gateway_server(application, certificate)
-        self._metrics_server = metrics_server(application)
-        self._stopping = asyncio.Event()
-        self._reload_asked = asyncio.Event()
+    application: Application
+    ports: Ports
+    lock: ExitStack  # holds the run directory
+    manager: ServiceManager | None
+    certificate: Certificate | None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    reload_asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._server = gateway_server(self.application, self.certificate)
+        self._metrics_server = metrics_server(self.application)
 
     async def serve(self, predecessor: Predecessor | None, banner_key: str | None) -> None:
         """Serve until a signal or a failed start, then drain.
 
         Raises ConfigError when no engine could be started and none may come up later.
         """
-        application = self._application
-        sock, metrics_sock = self._ports.main, self._ports.metrics
+        application = self.application
+        sock, metrics_sock = self.ports.main, self.ports.metrics
         self._handle_signals()
         async with AsyncExitStack() as stack:
             # Released last, so that the drain can be watched.
@@ -131,23 +122,20 @@ class GatewayRun:
                 scraping = asyncio.create_task(self._metrics_server.serve([metrics_sock]))
                 stack.push_async_callback(_exit, self._metrics_server, scraping)
             _start_task(stack, self._reload_when_asked())
-            if self._certificate is not None:
-                log.info("HTTPS with a certificate %s", self._certificate.describe())
-                _start_task(stack, self._certificate.watch())
+            if self.certificate is not None:
+                log.info("HTTPS with a certificate %s", self.certificate.describe())
+                _start_task(stack, self.certificate.watch())
             serving = asyncio.create_task(self._server.serve([sock]), name="serve")
             if predecessor is not None:
                 _start_task(stack, self._confirm(predecessor))
-            if self._manager is not None:
-                _start_task(stack, self._report_to(self._manager))
-            stop = _start_task(stack, self._stopping.wait())
+            if self.manager is not None:
+                _start_task(stack, self._report_to(self.manager))
+            stop = _start_task(stack, self.stopping.wait())
             startup = _start_task(stack, application.startup_done.wait())
             port: int = sock.getsockname()[1]
             host = application.settings.server.host
-            log.info(
-                "listening on %s:%d, starting engines; `vllm-gateway status` shows their progress",
-                host,
-                port,
-            )
+            message = "listening on %s:%d, starting engines; `vllm-gateway status` shows progress"
+            log.info(message, host, port)
             if metrics_sock is not None:
                 address = (application.settings.metrics.host, metrics_sock.getsockname()[1])
                 log.info("metrics are on %s:%d", *address)
@@ -162,23 +150,16 @@ class GatewayRun:
             await self._shut_down(serving)
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
-        application = self._application
+        application = self.application
         settings = application.settings.server
-        if self._manager is not None:
+        if self.manager is not None:
             within_s = settings.drain_timeout_s + STOP_GRACE_S + CLOSING_S
-            self._manager.stopping(f"draining: {status_line(application)}", within_s)
+            self.manager.stopping(f"draining: {status_line(application)}", within_s)
         # systemd starts the next gateway only when this one has exited, and a container ends with
         # its first process.
-        overlaps = self._manager is None and os.getpid() != 1
-        shutdown = Shutdown(
-            application,
-            self._server,
-            self._metrics_server,
-            self._ports,
-            self._lock,
-            overlaps=overlaps,
-        )
-        await shutdown.run()
+        overlaps = self.manager is None and os.getpid() != 1
+        servers = self._server, self._metrics_server
+        await Shutdown(application, *servers, self.ports, self.lock, overlaps).run()
         await _exit(self._server, serving)
         log.info("stopped")
 
@@ -199,27 +180,27 @@ class GatewayRun:
             if on_terminal and not os.isatty(STDERR):
                 self._on_stop_signal("SIGHUP")
             else:
-                self._reload_asked.set()
+                self.reload_asked.set()
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_stop_signal, signal.Signals(signum).name)
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
     def _on_stop_signal(self, name: str) -> None:
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             log.warning("%s again: stopping without waiting", name)
             self._server.should_exit = True
             return
-        in_flight = self._application.admission.in_flight
+        in_flight = self.application.admission.in_flight
         log.info("%s: draining, %d requests in flight", name, in_flight)
-        self._stopping.set()
+        self.stopping.set()
 
     async def _reload_when_asked(self) -> None:
         """Reload at each SIGHUP; signals during a reload cause one more."""
-        application, manager = self._application, self._manager
+        application, manager = self.application, self.manager
         while True:
-            await self._reload_asked.wait()
-            self._reload_asked.clear()
+            await self.reload_asked.wait()
+            self.reload_asked.clear()
             log.info("SIGHUP: reloading the configuration")
             if manager is not None:
                 manager.reloading()
@@ -248,9 +229,9 @@ class GatewayRun:
         ready = False
         while self._server.started:
             if ready:
-                manager.alive(status_line(self._application))
+                manager.alive(status_line(self.application))
             else:
-                ready = manager.ready(status_line(self._application))
+                ready = manager.ready(status_line(self.application))
             await asyncio.sleep(pause_s)
 
 

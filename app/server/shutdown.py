@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from app.application import Application
 from app.server.handover import SocketOffer
@@ -28,41 +29,30 @@ POLL_S = 0.05
 SUCCESSOR_START_S = 300.0
 
 
+@dataclass(eq=False, slots=True)
 class Shutdown:
     """The drain of one gateway. `run` returns when the servers may exit."""
 
-    def __init__(
-        self,
-        application: Application,
-        server: HttpServer,
-        metrics_server: HttpServer | None,
-        ports: Ports,
-        lock: ExitStack,
-        *,
-        overlaps: bool,
-    ) -> None:
-        """`lock` holds the run directory. `overlaps`: the next gateway may start before the exit.
-
-        A supervisor that waits for the exit of this process before it starts the next one would
-        wait for a hand-over that cannot come.
-        """
-        self._application = application
-        self._server = server
-        self._metrics_server = metrics_server
-        self._ports = ports
-        self._lock = lock
-        self._overlaps = overlaps
-        self._finishing: list[HttpServer] = []  # they accept no more connections
+    application: Application
+    server: HttpServer
+    metrics_server: HttpServer | None
+    ports: Ports
+    lock: ExitStack  # holds the run directory
+    # The next gateway may start before the exit. A supervisor that waits for the exit of this
+    # process before it starts the next one would wait for a hand-over that cannot come.
+    overlaps: bool
+    finishing: list[HttpServer] = field(default_factory=list)  # they accept no more connections
 
     async def run(self) -> None:
         """Hand over the engines and ports that outlive the gateway, and drain."""
-        settings, ports = self._application.settings.server, self._ports
+        settings, ports = self.application.settings.server, self.ports
         if not settings.keep_engines:
             if ports.held:
-                await self._stop_accepting(self._server)
+                self.finishing = [self.server]
+                await stop_accepting(self.application, self.finishing)
             await self._drain()
         elif ports.held:
-            await self._hand_over(self._server)  # the metrics port serves until the drain is over
+            await self._hand_over(self.server)  # the metrics port serves until the drain is over
             await self._drain()
         else:
             await self._hand_over_to_successor()
@@ -72,16 +62,16 @@ class Shutdown:
 
         If it does not ask in time, connections wait for it until the drain has ended.
         """
-        wait_s = self._application.settings.server.handover_wait_s
+        wait_s = self.application.settings.server.handover_wait_s
         offer = self._offer()
         if offer is None:
-            await self._hand_over(self._server, self._metrics_server)
+            await self._hand_over(self.server, self.metrics_server)
             await self._drain()
             return
         asking = asyncio.create_task(offer.wait_until_asked())
         await self._serve_until(asking, offer, wait_s)
         asked = asking.done()
-        await self._hand_over(self._server, self._metrics_server)
+        await self._hand_over(self.server, self.metrics_server)
         sending = asyncio.create_task(_send(offer, asking))
         until = asyncio.get_running_loop().time() + wait_s
         await self._drain()
@@ -98,7 +88,7 @@ class Shutdown:
         loop = asyncio.get_running_loop()
         began = loop.time()
         log.info("serving until the next gateway takes the port, for at most %g s", wait_s)
-        while not asking.done() and not self._server.should_exit:
+        while not asking.done() and not self.server.should_exit:
             until = began + (SUCCESSOR_START_S if offer.awaited else wait_s)
             if (left := until - loop.time()) <= 0:
                 log.warning("no gateway has taken the port in %g s", loop.time() - began)
@@ -107,50 +97,43 @@ class Shutdown:
 
     def _offer(self) -> SocketOffer | None:
         """Offer the ports to the next gateway, if it can start before this one has exited."""
-        settings = self._application.settings.server
-        if not self._overlaps or not settings.handover_wait_s:
+        settings = self.application.settings.server
+        if not self.overlaps or not settings.handover_wait_s:
             return None
         try:
-            return SocketOffer(settings.run_dir, self._ports.all)
+            return SocketOffer(settings.run_dir, self.ports.all)
         except OSError as error:
             log.warning("cannot hand over the port, closing it: %s", error)
             return None
 
     async def _hand_over(self, *servers: HttpServer | None) -> None:
-        self._finishing = [server for server in servers if server is not None]
-        await hand_over(self._application, self._finishing, self._lock)
-
-    async def _stop_accepting(self, server: HttpServer) -> None:
-        self._finishing = [server]
-        await stop_accepting(self._application, self._finishing)
+        self.finishing = [server for server in servers if server is not None]
+        await hand_over(self.application, self.finishing, self.lock)
 
     async def _drain(self) -> None:
         """Wait for the requests in flight, up to the drain timeout or a second signal."""
-        application = self._application
-        application.admission.drain(refuse=not self._finishing)
+        application = self.application
+        application.admission.drain(refuse=not self.finishing)
         application.loader.drain()
         timeout_s = application.settings.server.drain_timeout_s
         idle = asyncio.create_task(self._wait_until_idle())
         await self._wait(idle, asyncio.get_running_loop().time() + timeout_s)
-        if not idle.done() and not self._server.should_exit:
-            log.warning(
-                "%d requests did not end in %g s", application.admission.in_flight, timeout_s
-            )
+        if not idle.done() and not self.server.should_exit:
+            left = application.admission.in_flight
+            log.warning("%d requests did not end in %g s", left, timeout_s)
         idle.cancel()
 
     async def _wait_until_idle(self) -> None:
         """Return when no request is in flight, and none can come on an open connection."""
-        await self._application.admission.wait_until_idle()
+        await self.application.admission.wait_until_idle()
         # uvicorn has no event for it.
-        while not all(server.idle for server in self._finishing):  # noqa: ASYNC110
+        while not all(server.idle for server in self.finishing):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
     async def _wait(self, task: asyncio.Task[None], until: float) -> None:
         """Wait for a task, until a moment in the loop's time or a second signal."""
         loop = asyncio.get_running_loop()
-        while (
-            not task.done() and not self._server.should_exit and (left := until - loop.time()) > 0
-        ):
+        while not task.done() and not self.server.should_exit and (left := until - loop.time()) > 0:
             await asyncio.wait({task}, timeout=min(left, 0.1))
 
 

@@ -49,23 +49,18 @@ class Connection(Protocol):
 
     def peer_of(self, headers: Headers) -> str:
         """Return the address of the client that has sent a request with these headers."""
-        ...
 
     def exchange_completed(self, exchange: "HttpExchange") -> None:
         """Called when the last byte of the response has been written."""
-        ...
 
     def exchange_failed(self, exchange: "HttpExchange") -> None:
         """Called when the task of an exchange has ended without a whole response."""
-        ...
 
 
 class HttpExchange:
-    """A `ClientExchange` on an HTTP/1.1 connection."""
+    """A `ClientExchange`, which describes its methods, on an HTTP/1.1 connection."""
 
     # Class attributes: values that most requests never change.
-
-    # Described in `ClientExchange`.
     stall_s = 60.0
     rate_lines = b""
     model_line = b""
@@ -135,25 +130,20 @@ class HttpExchange:
     # The request
 
     def header(self, name: bytes) -> bytes:
-        """Return a header of the request, the last of several; empty if there is none."""
         return self.by_name.get(name, b"")
 
     @property
     def dialect(self) -> Dialect:
-        """The dialect in which the client reads errors."""
         return dialect_of(self.path)
 
     @property
     def peer(self) -> str:
-        """The client's address; "" where there is none, as on a Unix socket."""
         return self._connection.peer_of(self.headers)
 
     def take_body(self) -> bytes | None:
-        """Return the whole body if it has arrived; None: it must be read."""
         return None if self.more_body or self.expects_continue else self._take()
 
     async def read_body(self) -> bytes:
-        """Return the bytes of the body that have arrived, waiting for the first; b"" at the end."""
         if self.expects_continue:
             self.expects_continue = False
             if not self._connection.transport.is_closing():
@@ -178,7 +168,6 @@ class HttpExchange:
     # The response
 
     async def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response, with its length. Raises ClientStalled."""
         # Started before any wait, so that no keep-alive starts it.
         self.started, self.status, self.expects_continue = True, status, False
         if status in _BODILESS:
@@ -197,7 +186,6 @@ class HttpExchange:
         self._end()
 
     async def start_response(self, status: int, headers: Headers) -> None:
-        """Send status and headers of a response. Raises ClientStalled."""
         self.started, self.status, self.expects_continue = True, status, False
         if self._connection.flow.write_paused:
             await self._drained()
@@ -213,7 +201,6 @@ class HttpExchange:
         self._flush = self._connection.loop.call_soon(self._flush_headers)
 
     async def send_body(self, data: bytes, *, more: bool) -> None:
-        """Send a piece of the body, waiting for a slow client. Raises ClientStalled."""
         if self._unsent is not None:
             await self.flush()
         if self._connection.flow.write_paused:
@@ -224,10 +211,6 @@ class HttpExchange:
             self._end()
 
     def push(self, data: bytes) -> bool:
-        """Send a piece of the body without waiting; return False if the client is slow.
-
-        After False, `flush` must be awaited; pieces pushed before that are queued.
-        """
         self.bytes_out += len(data)
         if self._unsent is not None:
             self._unsent.append(data)
@@ -240,11 +223,9 @@ class HttpExchange:
 
     @property
     def writable(self) -> bool:
-        """True if everything that was sent has been written and more can be."""
         return self._unsent is None and not self._connection.flow.write_paused
 
     async def flush(self) -> None:
-        """Return when everything that was pushed has been written. Raises ClientStalled."""
         while self._unsent is not None:
             if self._connection.flow.write_paused:
                 await self._drained()
@@ -337,17 +318,11 @@ class HttpExchange:
         if reader is not None and not reader.done() and (self._body or not self.more_body):
             reader.set_result(None)
 
-    def cut(self, error: GatewayError) -> None:
-        """End the request with an error; see `app.asgi.ClientExchange`."""
-        self._interrupt(error)
-
     def disconnect(self) -> None:
-        """Cancel the request: the client has disconnected."""
         self.disconnected = True
-        self._interrupt(ClientDisconnected())
+        self.cut(ClientDisconnected())
 
     def start(self) -> None:
-        """Start the task that handles the request."""
         connection = self._connection
         task = self.task = connection.loop.create_task(self.handler(self))
         task.add_done_callback(self._task_ended)
@@ -361,15 +336,14 @@ class HttpExchange:
             connection.exchange_failed(self)
 
     def take_fault(self) -> ClientDisconnected | GatewayError | None:
-        """Return the reason for which the task was canceled, once; it may then wait again."""
         fault, self.fault = self.fault, None
         if fault is not None and self.task is not None:
             self.task.uncancel()
         return fault
 
-    def _interrupt(self, fault: ClientDisconnected | GatewayError) -> None:
+    def cut(self, error: ClientDisconnected | GatewayError) -> None:
         if self.fault is None and not self.response_complete and self.task is not None:
-            self.fault = fault
+            self.fault = error
             coroutine = cast(Coroutine[Any, Any, None], self.task.get_coro())
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 # A task that is canceled before its first step leaves no record of the request.

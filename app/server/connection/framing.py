@@ -24,8 +24,3 @@ def content_length(value: bytes) -> int | None:
     ):
         return None
     return int(digits)
-
-
-def is_chunked(value: bytes) -> bool:
-    """Return True if a transfer-encoding header is `chunked` and nothing else."""
-    return value.lower() == b"chunked"

@@ -30,10 +30,6 @@ class InputBuffer(FlowControl):
         """Stop parsing. The socket is paused when the parser returns and calls `keep`."""
         self.read_paused = True
 
-    def unpause(self) -> None:
-        """Undo `pause_reading` before the parser returns."""
-        self.read_paused = False
-
     def resume_reading(self) -> None:
         """Resume parsing, then reading, once the caller has returned."""
         if self.read_paused:
@@ -62,7 +58,7 @@ class InputBuffer(FlowControl):
         """Release the buffer and the connection after the socket has closed."""
         self.unparsed = b""
         self.read_paused = False
-        self._parse = _do_nothing
+        self._parse = lambda: None
 
     def _pause_socket(self, pause: bool) -> None:
         if pause is not self.socket_paused:
@@ -71,6 +67,3 @@ class InputBuffer(FlowControl):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
-
-
-def _do_nothing() -> None: ...

@@ -74,8 +74,7 @@ class ClientConnection(RequestParser):
         self._parsed_heads = 0
 
     def on_refusal(self, error: GatewayError) -> None:
-        """Record a request that is refused here and reaches no application."""
-        raise NotImplementedError
+        """Record a request that is refused here and reaches no application; default: do nothing."""
 
     # The connection
 
@@ -122,8 +121,9 @@ class ClientConnection(RequestParser):
         """Return the address whose connections are bounded in number; None: they are not."""
         return self.peer or None
 
+    # `app.server.connection.exchange.Connection`
+
     def peer_of(self, headers: Headers) -> str:
-        """See `app.server.connection.exchange.Connection`."""
         return self.peer
 
     def data_received(self, data: bytes) -> None:
@@ -204,7 +204,7 @@ class ClientConnection(RequestParser):
         if len(self.pipeline) > MAX_PIPELINED or self._pipelined_bytes > MAX_PIPELINED_BYTES:
             self.flow.pause_reading()
         else:
-            self.flow.unpause()
+            self.flow.read_paused = False  # before the parser returns
 
     def _update_deadline(self, phase_before: Phase) -> None:
         """Set the deadline of what the client has to send next; none while the client waits."""
@@ -236,8 +236,7 @@ class ClientConnection(RequestParser):
         if self.finishing or not self.parser.should_keep_alive():
             exchange.keep_alive = False
         self.cycle = exchange  # type: ignore[assignment]
-        running = self._running
-        if running is not None and not running.response_complete:
+        if self._busy:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
@@ -304,14 +303,12 @@ class ClientConnection(RequestParser):
         super()._start_asgi_task(cycle, app)
 
     def exchange_completed(self, exchange: HttpExchange) -> None:
-        """See `app.server.connection.exchange.Connection`."""
         if exchange is self._running:
             if not exchange.keep_alive:
                 self.close_after_response(exchange)
             self._serve_next(exchange)
 
     def exchange_failed(self, exchange: HttpExchange) -> None:
-        """See `app.server.connection.exchange.Connection`."""
         if exchange is self._running:
             self._close()  # tells the client that the response is incomplete
 
@@ -412,13 +409,10 @@ class ClientConnection(RequestParser):
     def _close(self) -> None:
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._abort_later(self.timeout_keep_alive)
+            # The time that the client has to read what was sent.
+            self._deadline.replace(self.timeout_keep_alive, self.transport.abort)
         else:
             self._deadline.due = inf
-
-    def _abort_later(self, seconds: float) -> None:
-        """Abort the connection after the time that the client has to read what was sent."""
-        self._deadline.replace(seconds, self.transport.abort)
 
     # Refusals
 
@@ -477,4 +471,4 @@ class ClientConnection(RequestParser):
             self.on_refusal(error)
         self.transport.write(error_response(error))
         self._end_output()
-        self._abort_later(LINGER_S)
+        self._deadline.replace(LINGER_S, self.transport.abort)

@@ -32,13 +32,10 @@ class ReceiveDeadline(MovingDeadline):
     def close(self) -> None:
         """Cancel the timer and release the connection."""
         self._cancel_timer()
-        self._on_expiry = _do_nothing
+        self._on_expiry = lambda: None
 
     def _due(self) -> float | None:
         return None if self.due == inf else self.due
 
     def _expire(self) -> None:
         self._on_expiry()
-
-
-def _do_nothing() -> None: ...

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.asgi import Dispatcher, ExchangeHandler
 from app.errors import BadRequest, GatewayError, HeadTooLarge
 from app.server.connection.exchange import HttpExchange
-from app.server.connection.framing import FRAMING_FIELDS, content_length, is_chunked
+from app.server.connection.framing import FRAMING_FIELDS, content_length
 from app.server.connection.uvicorn_hooks import check_hooks
 
 check_hooks(HttpToolsProtocol)
@@ -155,7 +155,7 @@ class RequestParser(HttpToolsProtocol):
         elif name == b"expect":
             self.expect_100_continue |= value.lower() == b"100-continue"
         elif name == b"transfer-encoding" and (
-            not is_chunked(value) or any(name == field for field, _ in self.headers)
+            value.lower() != b"chunked" or any(name == field for field, _ in self.headers)
         ):
             # A proxy on the way may see another end of the body (RFC 9112, section 6.1).
             self._reject(BadRequest("transfer-encoding must be chunked, and nothing else"))

@@ -24,11 +24,8 @@ class TrustedProxies:
     def __init__(self, networks: Iterable[IPv4Network | IPv6Network] = ()) -> None:
         """Trust the addresses of `networks`; default: none."""
         self._networks = tuple(networks)
-        self._trusts = lru_cache(maxsize=1024)(self._is_trusted)
-
-    def trusts(self, address: str) -> bool:
-        """Return whether the peer of a connection is a trusted proxy."""
-        return self._trusts(address)
+        # Returns whether the peer of a connection is a trusted proxy.
+        self.trusts = lru_cache(maxsize=1024)(self._is_trusted)
 
     def _is_trusted(self, text: str) -> bool:
         address = _parse_address(text)
@@ -58,7 +55,7 @@ class TrustedProxies:
     def _walk(self, peer: str, headers: Headers) -> tuple[str, int]:
         """Return the client's address, and the number of trusted proxies up to it."""
         client, proxies = peer, 0
-        if not self._trusts(peer):
+        if not self.trusts(peer):
             return client, proxies
         proxies = 1
         listed = b",".join(value for name, value in headers if name == b"x-forwarded-for")
@@ -67,7 +64,7 @@ class TrustedProxies:
             if address is None:
                 break
             client = str(address)
-            if not self._trusts(client):
+            if not self.trusts(client):
                 break
             proxies += 1
         return client, proxies

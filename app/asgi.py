@@ -47,7 +47,6 @@ class AnswerCopy(Protocol):
 
     def add(self, data: bytes) -> None:
         """Take a piece of a response's body. Raises nothing."""
-        ...
 
 
 class ClientExchange(Protocol):
@@ -94,63 +93,50 @@ class ClientExchange(Protocol):
     @property
     def dialect(self) -> Dialect:
         """The dialect in which the client reads errors."""
-        ...
 
     @property
     def peer(self) -> str:
         """The client's address; "" where there is none, as on a Unix socket."""
-        ...
 
     def header(self, name: bytes) -> bytes:
         """Return a header of the request, the last of several; empty if there is none."""
-        ...
 
     def take_body(self) -> bytes | None:
         """Return the whole body if it has arrived; None: it must be read."""
-        ...
 
     async def read_body(self) -> bytes:
         """Return the bytes of the body that have arrived, at least one; b"" at the end."""
-        ...
 
     async def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response, with its length. Raises ClientStalled."""
-        ...
 
     async def start_response(self, status: int, headers: Headers) -> None:
         """Send the status and headers of a response. Raises ClientStalled."""
-        ...
 
     async def send_body(self, data: bytes, *, more: bool) -> None:
         """Send a piece of the body, waiting for a slow client. Raises ClientStalled."""
-        ...
 
     def push(self, data: bytes) -> bool:
         """Send a piece of the body without waiting; return whether the client takes more.
 
         After False, `flush` must be awaited; what is pushed before that waits for it too.
         """
-        ...
 
     @property
     def writable(self) -> bool:
         """True if everything sent so far has been written and more can be."""
-        ...
 
     async def flush(self) -> None:
         """Return when everything that was pushed has been written. Raises ClientStalled."""
-        ...
 
     def cut(self, error: GatewayError) -> None:
         """Cancel the request's task from outside; `take_fault` then returns the error."""
-        ...
 
     def take_fault(self) -> ClientDisconnected | GatewayError | None:
         """Return why the task was canceled, once; it may then wait again.
 
         None: neither the connection nor `cut` canceled it.
         """
-        ...
 
 
 # Handles an exchange; the coroutine raises nothing.
@@ -162,4 +148,3 @@ class Dispatcher(Protocol):
 
     def find_handler(self, method: str, path: str, headers: Headers) -> ExchangeHandler | None:
         """Return the handler of a request; None: the ASGI application serves it."""
-        ...

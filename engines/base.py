@@ -209,15 +209,12 @@ class EngineResponse(Protocol):
     @property
     def ended(self) -> bool:
         """True when nothing is left: the next `read` returns b"" without waiting."""
-        ...
 
     def take(self) -> bytes:
         """Return all bytes that have arrived; b"" where there are none."""
-        ...
 
     def put_back(self, data: bytes) -> None:
         """Put bytes before all others: they were read to look at them."""
-        ...
 
     async def read(self) -> bytes:
         """Return all bytes that have arrived, waiting for the first; b"" at the end.
@@ -225,7 +222,6 @@ class EngineResponse(Protocol):
         Raises EngineDied, EngineProtocolError, StallTimeout or the error of `interrupt`, after the
         bytes that came before.
         """
-        ...
 
     async def pump(self, sink: Callable[[bytes], bool]) -> bool:
         """Pass the body to `sink` as it arrives, coalesced; no asyncio task wakes for a piece.
@@ -235,18 +231,15 @@ class EngineResponse(Protocol):
         While the last bytes are passed on, `ended` is True already. Raises what `read` raises,
         and what the sink raises.
         """
-        ...
 
     def interrupt(self, error: EngineError) -> None:
         """Abort generation; `read` and `pump` raise `error` after the bytes that have arrived.
 
         Does nothing once the response is complete, has failed, or was closed or interrupted.
         """
-        ...
 
     def close(self) -> None:
         """Release the response. Before the end of the body this aborts generation."""
-        ...
 
 
 class EngineStatus:

@@ -63,7 +63,6 @@ class LiveSource(Protocol):
 
     def for_visitor(self, visitor: Visitor) -> "LivePage":
         """Return the live page that a visitor gets."""
-        ...
 
 
 class LivePage:

@@ -19,7 +19,6 @@ class Source(Protocol):
     @property
     def is_failing(self) -> bool:
         """True while it cannot be read."""
-        ...
 
     def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         """Yield the complete list as soon as it is known, and after each change.
@@ -27,4 +26,3 @@ class Source(Protocol):
         A list that cannot be read is not yielded: what was known goes on. An empty list is yielded
         only where the source says so with authority. It raises nothing, and ends when it is closed.
         """
-        ...

@@ -42,11 +42,9 @@ class RoutingHints(Protocol):
 
     def session(self) -> bytes:
         """Return the session key: equal for the requests of one session, and for no others."""
-        ...
 
     def prompt(self, most: int) -> bytes:
         """Return up to `most` bytes; prompts with a common prefix have a common prefix here."""
-        ...
 
 
 class SelectionPolicy(Protocol):
@@ -58,7 +56,6 @@ class SelectionPolicy(Protocol):
 
     def choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica | None:
         """Return the replica to send to, or None when there is no candidate."""
-        ...
 
 
 class LeastLoaded:

@@ -14,7 +14,6 @@ class Movable(Protocol):
 
     def move(self) -> None:
         """Interrupt the stream at its present engine, so that it goes on elsewhere."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -66,18 +66,15 @@ class Accelerator(Protocol):
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs of this machine, () where there is none."""
-        ...
 
     def usage(self, gpus: Collection[int] | None = None) -> Usage:
         """Return the usage of these GPUs now (None: all), the baseline of `unreleased_gib`."""
-        ...
 
     def used_gib(self, pids: Collection[int]) -> float | None:
         """Return the GiB that these processes use together; None where that is unknown.
 
         GPU memory where there is a GPU, else resident memory.
         """
-        ...
 
     def unreleased_gib(
         self, pids: Collection[int], before: Usage, gpus: Collection[int] | None = None
@@ -89,7 +86,6 @@ class Accelerator(Protocol):
         container they are not: it is included there, and without `before` the result is unknown and
         AcceleratorError is raised.
         """
-        ...
 
 
 class HostMemory:

@@ -44,11 +44,9 @@ class RequestSender(Protocol):
     @property
     def address(self) -> object:
         """The name of the engine in error messages."""
-        ...
 
     async def send(self, request: EngineRequest) -> EngineResponse:
         """Return the response when its headers are here. Raises EngineError."""
-        ...
 
 
 class EngineProbe:

@@ -15,11 +15,9 @@ class ResponseSource(Protocol):
 
     def resume(self) -> None:
         """Produce more: the buffer is empty."""
-        ...
 
     def abort(self) -> None:
         """Stop at once: the rest is not needed."""
-        ...
 
 
 class ResponseBody:

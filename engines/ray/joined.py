@@ -26,22 +26,18 @@ class RankProcesses(EngineProcesses, Protocol):
     @property
     def node(self) -> str:
         """The address of its node."""
-        ...
 
     @property
     def address(self) -> str:
         """The address of its server."""
-        ...
 
     @property
     def listens(self) -> bool:
         """True when its server has accepted a connection."""
-        ...
 
     @property
     def taken_over(self) -> bool:
         """True if it ended because another gateway owns it now."""
-        ...
 
 
 class JoinedProcesses:

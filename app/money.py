@@ -46,6 +46,14 @@ def amount_text(amount: float, currency: str = "") -> str:
     return money_text(nano_of(Decimal(str(amount))), currency)
 
 
+def short_money_text(nano: int, currency: str = "") -> str:
+    """Return an amount for people, in hundredths: `2.67 EUR`; `< 0.01 EUR` for less than one."""
+    if 0 < nano < NANO // 100:
+        return f"< 0.01 {currency}".rstrip()
+    hundredths = round(Decimal(nano) / NANO, 2)
+    return f"{hundredths:,.2f} {currency}".rstrip()
+
+
 def money_text(nano: int, currency: str = "") -> str:
     """Return an amount for people, exact: with two decimal places, or up to nine."""
     whole, part = divmod(nano, NANO)

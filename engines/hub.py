@@ -105,7 +105,7 @@ def cached_repository(
     repository: str, args: Mapping[str, object], variables: Mapping[str, str]
 ) -> Path:
     """Return where an engine has the files of a repository of the Hugging Face hub."""
-    return _hugging_face_cache(args, variables) / f"models--{repository.replace('/', '--')}"
+    return hugging_face_cache(args, variables) / f"models--{repository.replace('/', '--')}"
 
 
 def _hub(name: str, endpoint: str, variables: Mapping[str, str], advice: str) -> Hub | None:
@@ -120,7 +120,7 @@ def _hub(name: str, endpoint: str, variables: Mapping[str, str], advice: str) ->
     return Hub(name, parts.hostname, port, proxy is not None, advice)
 
 
-def _hugging_face_cache(args: Mapping[str, object], variables: Mapping[str, str]) -> Path:
+def hugging_face_cache(args: Mapping[str, object], variables: Mapping[str, str]) -> Path:
     """Return the cache of huggingface_hub (its page "Environment variables")."""
     if isinstance(directory := args.get("download-dir"), str):
         return Path(directory).expanduser()

@@ -28,11 +28,13 @@ from app.console.history import History, Load
 from app.console.key_names import KeyNames
 from app.console.keys import KeyPages, keys_pages
 from app.console.live import Drain, LiveSource
+from app.console.local_models import LocalModels
 from app.console.memory_plans import MemoryPlans
 from app.console.minutes import MinuteRecorder
 from app.console.model_activity import ModelActivities
 from app.console.model_edit_page import ModelEditPages, model_edit_pages
 from app.console.models_page import live_models, models_router
+from app.console.models_table import ModelTable
 from app.console.overview import Overview, live_overview, overview_router
 from app.console.own_keys import OwnKeyPages
 from app.console.owner_page import OwnerPages, owner_pages
@@ -166,18 +168,17 @@ class Console:
         )
 
     def _load(self) -> Load:
-        return Load(self.in_flight(), self.requests.answer_tokens)
+        return Load(self.in_flight(), self.requests.answer_tokens().total())
 
     def routers(self) -> list[APIRouter]:
         """Return the routes of all pages."""
         renderer = self._renderer
-        overview = Overview(
-            self._views, self._history, self._memory, self._events, self._activities.of
-        )
+        table = ModelTable(self._views, self._activities.of)
+        overview = Overview(self._views, table, self._history, self._memory, self._events)
         steps = FirstSteps(self.catalogue, self.key_store, self.requests, self.settings)
         live: dict[str, LiveSource] = {
             "overview": live_overview(renderer, overview),
-            "models": live_models(renderer, self._views),
+            "models": live_models(renderer, table),
             "engines": live_engines(renderer, self._views),
         }
         pages = [
@@ -196,7 +197,7 @@ class Console:
             *self._own_key_routers(),
             find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
             overview_router(renderer, overview, self.minutes, steps),
-            models_router(renderer, self._views, self._plans),
+            models_router(renderer, self._views, table, self._plans),
             engines_router(renderer, self._views),
             self._request_pages().router(),
             self._capture_pages().router(),
@@ -210,7 +211,15 @@ class Console:
         ]
         if self.editor is not None:
             pages.append(
-                model_edit_pages(ModelEditPages(renderer, self.editor, self._plans, self._views))
+                model_edit_pages(
+                    ModelEditPages(
+                        renderer,
+                        self.editor,
+                        self._plans,
+                        self._views,
+                        LocalModels(self.settings),
+                    )
+                )
             )
         return pages
 

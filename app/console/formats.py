@@ -38,9 +38,9 @@ def count(number: float | None) -> str:
         return "–"
     if abs(number) >= 10_000_000:
         return f"{number / 1_000_000:,.1f} M"
-    if number == int(number):
-        return f"{int(number):,}"
     digits = 1 if abs(number) >= 10 else 2
+    if round(number, digits) == round(number):
+        return f"{round(number):,}"
     return f"{number:,.{digits}f}"
 
 
@@ -97,15 +97,9 @@ def iso_soon(text: str, days: int = 14) -> bool:
     return datetime.fromisoformat(text).timestamp() < time.time() + days * 86_400
 
 
-def cost(nano: int) -> str:
-    """Return an amount, in 1/1,000,000,000 of the configuration's currency."""
-    return f"{nano / 1e9:,.4f}"
-
-
 FILTERS = {
     # Of a word that is not known where it is shown; `_()` is for texts of templates.
     "translated": gettext,
-    "cost": cost,
     "duration": duration,
     "count": count,
     "size": size,

@@ -126,6 +126,7 @@ class KeyPages:
             status=404 if fault else 200,
             keys=[(self.shown(key), state_of(self.shown(key))) for key in page.keys],
             used=used,
+            default_limits=self.authenticator.default_limits,
             more=page.keys[-1].id if page.more else None,
             after=after,
             sought=sought,

@@ -22,10 +22,23 @@ _NOTHING = ModelTotals(0, (0,) * (len(TTFT_BUCKETS) + 1))
 
 
 @dataclass(frozen=True, slots=True)
+class _Reading:
+    """The counters of each model at one moment, and the tokens of its answers in flight."""
+
+    at: float
+    totals: Mapping[str, ModelTotals]
+    answer_tokens: Mapping[str, int]
+
+    def tokens(self, model: str) -> int:
+        """Return the tokens that were generated until then; those in flight are estimates."""
+        return self.totals.get(model, _NOTHING).tokens + self.answer_tokens.get(model, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelActivity:
     """A model in the last minute. `ttft_p95` is in seconds; None: no stream has begun."""
 
-    requests_per_min: float = 0.0
+    tokens_per_s: float = 0.0
     ttft_p95: float | None = None
     # Since the start of the gateway, and while the request is in memory.
     last_failed: RequestView | None = None
@@ -44,7 +57,7 @@ class ModelActivities:
         self._requests = requests
         self._clock = clock
         size = int(TTFT_SPAN_S / INTERVAL_S) + 1
-        self._readings: deque[tuple[float, Mapping[str, ModelTotals]]] = deque(maxlen=size)
+        self._readings: deque[_Reading] = deque(maxlen=size)
         self._failed: Mapping[str, RequestView] = {}
 
     async def run(self) -> None:
@@ -58,7 +71,8 @@ class ModelActivities:
 
     def read(self) -> None:
         """Add a reading."""
-        self._readings.append((self._clock(), read_model_totals(self._metrics)))
+        totals, tokens = read_model_totals(self._metrics), self._requests.answer_tokens()
+        self._readings.append(_Reading(self._clock(), totals, tokens))
         failed = self._requests.recent(RequestFilter(statuses=_FAILED))
         self._failed = _latest(failed)
 
@@ -67,11 +81,13 @@ class ModelActivities:
         last_failed = self._failed.get(model)
         if len(self._readings) < 2:
             return ModelActivity(last_failed=last_failed)
-        (began, old), (ended, new) = self._readings[0], self._readings[-1]
-        before, now = old.get(model, _NOTHING), new.get(model, _NOTHING)
-        counts = [later - earlier for earlier, later in zip(before.ttft, now.ttft, strict=True)]
+        first, last = self._readings[0], self._readings[-1]
+        before, now = (one.totals.get(model, _NOTHING).ttft for one in (first, last))
+        counts = [later - earlier for earlier, later in zip(before, now, strict=True)]
+        # The count of a completed answer may fall below its estimate.
+        tokens = max(last.tokens(model) - first.tokens(model), 0)
         return ModelActivity(
-            (now.requests - before.requests) / max(ended - began, 1e-3) * 60,
+            tokens / max(last.at - first.at, 1e-3),
             quantile(0.95, TTFT_BUCKETS, counts),
             last_failed,
         )

@@ -17,6 +17,7 @@ from app.api import Right, client_address
 from app.audit import Actor
 from app.console.fleet_view import FleetViews
 from app.console.language import noop
+from app.console.local_models import LocalModels
 from app.console.memory_plans import MemoryPlans
 from app.console.model_form import (
     FLAGS,
@@ -41,6 +42,8 @@ from app.settings import (
 
 EDIT = f"{CONSOLE}/configuration/model"
 RUN = f"{CONSOLE}/configuration/edit"
+# The field of a new model's files.
+MODEL = "engines.0.model"
 # Fields of a form, more than any model has.
 MAX_FIELDS = 1000
 # A reload that is this quick is shown with its outcome at once.
@@ -59,15 +62,21 @@ class ModelEditPages:
     editor: ModelEditor
     plans: MemoryPlans
     views: FleetViews
+    local: LocalModels
 
-    async def form_page(self, visitor: Visitor, name: str | None, *, again: bool) -> Response:
+    async def form_page(
+        self, visitor: Visitor, name: str | None, *, again: bool, chosen: str = ""
+    ) -> Response:
         """Return the form of a model; None: of a new one.
 
-        `again`: with what was sent last.
+        `again`: with what was sent last. `chosen`: with one of the local models.
         """
         file = await self._read()
         run = self.editor.run
         sent = run.edit.form if again and run is not None else {}
+        if name is None and chosen:
+            found = (one for one in await self.local.find() if one.model == chosen)
+            sent = next(({"name": one.name, MODEL: one.model} for one in found), sent)
         values = _values(file.text, name, sent)
         return await self._page(visitor, name, {**sent, "digest": file.digest}, values, None)
 
@@ -148,6 +157,7 @@ class ModelEditPages:
             faults=others,
             plans=plans,
             flags=FLAGS,
+            local=await self.local.find() if name is None else (),
             file=self._path,
             changed=check is not None and bool(check.diff),
         )
@@ -180,9 +190,11 @@ def model_edit_pages(pages: ModelEditPages) -> APIRouter:
     router = page_router(pages.renderer)
 
     @router.get("/configuration/model")
-    async def show_form(request: Request, name: str | None = None, again: bool = False) -> Response:
+    async def show_form(
+        request: Request, name: str | None = None, again: bool = False, model: str = ""
+    ) -> Response:
         visitor = require(request, Right.CONFIGURATION_WRITE)
-        return await pages.form_page(visitor, name, again=again)
+        return await pages.form_page(visitor, name, again=again, chosen=model)
 
     @router.post("/configuration/model")
     async def submit_form(request: Request, name: str | None = None) -> Response:

@@ -1,13 +1,14 @@
-"""The pages of models: all of them with their actions, and one with its settings and memory."""
+"""The pages of models: a table of all of them, and one with its settings and memory."""
 
-from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api import Right
 from app.console.fleet_view import FleetViews, Sees
 from app.console.live import LiveByRight, Regions, Render
 from app.console.memory_plans import MemoryPlans
+from app.console.models_table import ModelTable, sorting_of
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
@@ -15,15 +16,20 @@ from app.errors import RouteNotFound
 from app.reload import model_in_force
 
 
-def models_router(renderer: Renderer, views: FleetViews, plans: MemoryPlans) -> APIRouter:
+def models_router(
+    renderer: Renderer, views: FleetViews, table: ModelTable, plans: MemoryPlans
+) -> APIRouter:
     """Return the routes of the pages."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
 
     @router.get("/models")
-    async def show(request: Request) -> Response:
+    async def show(request: Request, sort: Annotated[str, Query(max_length=32)] = "") -> Response:
         visitor = visitor_of(request)
-        models = views.models(visitor.scope.has_model)
-        render = partial(renderer.page, visitor, "models.html", models=models)
+        lines, sorting = table.lines(visitor.scope.has_model), sorting_of(sort)
+
+        def render() -> Response:
+            return renderer.page(visitor, "models.html", lines=lines, sorting=sorting)
+
         return await renderer.in_thread(render)
 
     @router.get("/models/{name:path}")
@@ -45,16 +51,18 @@ def models_router(renderer: Renderer, views: FleetViews, plans: MemoryPlans) -> 
     return router
 
 
-def live_models(renderer: Renderer, views: FleetViews) -> LiveByRight:
-    """Return the live regions: one for each model."""
+def live_models(renderer: Renderer, table: ModelTable) -> LiveByRight:
+    """Return the live regions of both pages: the table, and one for each model."""
+    listed = renderer.macro("models_table.html", "models")
     model = renderer.macro("models_regions.html", "model")
+    unsorted = sorting_of()  # a page that is sorted puts the rows in its order
 
     def collect(acts: bool, sees: Sees) -> Render:
-        found = views.models(sees)
+        lines = table.lines(sees)
 
         def render() -> Regions:
-            numbered = enumerate(found)
-            return {f"model {one.row.name}": model(one, number, acts) for number, one in numbered}
+            each = {f"model {line.view.row.name}": model(line.view, acts) for line in lines}
+            return {"models": listed(lines, None, unsorted, acts), **each}
 
         return render
 

@@ -1,7 +1,6 @@
 """The overview: whether all is well, in five figures and a row for each model; charts below."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter, Request, Response
@@ -10,22 +9,24 @@ from app.console.charts import Chart, chart
 from app.console.devices import MemoryReader, device_memory, engine_memory
 from app.console.events import EventLog
 from app.console.first_steps import FirstSteps
-from app.console.fleet_view import EngineView, FleetViews
+from app.console.fleet_view import FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Reading, Sample, last_hour
 from app.console.language import gettext
 from app.console.live import LiveForAll, Regions, Render
 from app.console.minutes import MINUTE_S, samples_of_minutes, step_of
-from app.console.model_activity import ModelActivity
+from app.console.models_table import ModelTable
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
 from app.database import DatabaseError
-from app.usage import LoadMinute, LoadMinutes
+from app.usage import LoadMinutes
 
 # A reading may come late; two that are missing are a gap.
 GAP_S = 2.5 * INTERVAL_S
 # Span of the charts of a shorter time, of the readings in memory.
 SHORT_HOURS = "0.25"
+# Figures above the charts.
+FIGURES = 5
 # Spans of the charts of stored minutes, in hours.
 STORED_HOURS = ("6", "24", "168")
 
@@ -36,37 +37,34 @@ class Overview:
     def __init__(
         self,
         views: FleetViews,
+        table: ModelTable,
         history: History,
         memory: MemoryReader,
         events: EventLog,
-        activity_of: Callable[[str], ModelActivity],
     ) -> None:
         self._views = views
+        self._table = table
         self._history = history
         self._memory = memory
         self.events = events
-        self._activity_of = activity_of
-        # The newest charts, and the time of their last reading.
-        self._drawn: tuple[float | None, Mapping[str, Chart]] = (None, {})
+        # The newest charts and lines of figures, and the time of their last reading.
+        self._drawn: tuple[float | None, Mapping[str, Chart], Mapping[str, Chart]] = (None, {}, {})
 
     def parts(self) -> dict[str, dict[str, object]]:
         """Return the values of each region's macro, by the region's name."""
-        models, engines = self._views.model_rows(), self._views.engines()
+        lines = self._table.lines()
+        engines = [engine for line in lines for engine in line.engines]
         machine = self._memory.newest()
-        by_model: dict[str, list[EngineView]] = defaultdict(list)
-        for engine in engines:
-            by_model[engine.row.model].append(engine)
         return {
             "attention": {
                 "engines": engines,
-                "models": models,
+                "models": [line.view.row for line in lines],
                 "unused": len(self._views.unused()),
             },
             "models": {
-                "models": [
-                    (row, by_model[row.name], self._activity_of(row.name)) for row in models
-                ],
+                "lines": lines,
                 "gateways": self._views.gateways(),
+                "failed": False,  # they have a notice each
             },
             "memory": {
                 "engines": engine_memory(engines, machine),
@@ -79,14 +77,20 @@ class Overview:
         """Return the readings of the last hour."""
         return self._history.readings()
 
-    def charts(self, readings: Sequence[Reading]) -> Mapping[str, Chart]:
-        """Return the charts of the last hour. Any thread may call it."""
-        drawn_for, charts = self._drawn
+    def charts(
+        self, readings: Sequence[Reading]
+    ) -> tuple[Mapping[str, Chart], Mapping[str, Chart]]:
+        """Return the charts of the last hour, and the lines of its figures.
+
+        Any thread may call it.
+        """
+        drawn_for, charts, sparks = self._drawn
         at = readings[-1].at if readings else None
         if not charts or at != drawn_for:  # every ten seconds
-            charts = charts_of(last_hour(readings), epoch=_epoch())
-            self._drawn = at, charts
-        return charts
+            samples = last_hour(readings)
+            charts, sparks = charts_of(samples, epoch=_epoch()), sparks_of(samples)
+            self._drawn = at, charts, sparks
+        return charts, sparks
 
 
 def charts_of(
@@ -118,6 +122,12 @@ def charts_of(
     }
 
 
+def sparks_of(samples: Sequence[Sample]) -> dict[str, Chart]:
+    """Return lines without axes, as wide as the time of which there are samples."""
+    span_s = samples[-1].at - samples[0].at if samples else 0.0
+    return charts_of(samples, span_s=span_s, gap_s=span_s)
+
+
 def overview_router(
     renderer: Renderer, overview: Overview, minutes: LoadMinutes, first_steps: FirstSteps
 ) -> APIRouter:
@@ -142,16 +152,22 @@ def overview_router(
                 )
 
         def render() -> Response:
-            charts = last = overview.charts(readings)
+            charts, sparks = overview.charts(readings)
+            last = charts
             if stored is not None:
-                charts = stored_charts(stored, now, span_h * 3600)
+                samples = samples_of_minutes(stored, step_of(span_h * 3600))
+                charts, sparks = stored_charts(samples, now, span_h * 3600), sparks_of(samples)
             elif span_h < 1:
-                charts = charts_of(last_hour(readings), span_s=span_h * 3600, epoch=_epoch())
+                found = last_hour(readings)
+                samples = [one for one in found if one.at > found[-1].at - span_h * 3600]
+                charts = charts_of(samples, span_s=span_h * 3600, epoch=_epoch())
+                sparks = sparks_of(samples)
             return renderer.page(
                 visitor_of(request),
                 "overview.html",
                 parts_of=parts,
                 figures=last,
+                sparks=sparks,
                 charts=charts,
                 events=overview.events.since(now - span_h * 3600),
                 hours=span_h,
@@ -165,19 +181,21 @@ def overview_router(
     return router
 
 
-def stored_charts(minutes: Sequence[LoadMinute], end: float, span_s: float) -> Mapping[str, Chart]:
-    """Return the charts of stored minutes before `end`."""
-    step = step_of(span_s)
-    gap_s = 1.5 * step * MINUTE_S
-    return charts_of(samples_of_minutes(minutes, step), end, span_s, gap_s)
+def stored_charts(samples: Sequence[Sample], end: float, span_s: float) -> Mapping[str, Chart]:
+    """Return the charts of samples of stored minutes before `end`."""
+    return charts_of(samples, end, span_s, 1.5 * step_of(span_s) * MINUTE_S)
 
 
 def live_overview(renderer: Renderer, overview: Overview) -> LiveForAll:
     """Return the live regions of the overview."""
-    names = ("attention", "models", "memory")
-    macros = {name: renderer.macro("overview_regions.html", name) for name in names}
+    macros = {
+        "attention": renderer.macro("overview_regions.html", "attention"),
+        "models": renderer.macro("models_table.html", "models"),
+        "memory": renderer.macro("overview_regions.html", "memory"),
+    }
     charts = renderer.macro("overview_regions.html", "charts")
-    figures = renderer.macro("overview_regions.html", "figures")
+    figure = renderer.macro("overview_regions.html", "figure")
+    spark = renderer.macro("overview_regions.html", "spark")
 
     def collect() -> Render:
         parts, readings = overview.parts(), overview.readings()
@@ -185,8 +203,11 @@ def live_overview(renderer: Renderer, overview: Overview) -> LiveForAll:
 
         def render() -> Regions:
             regions = {name: macros[name](**values) for name, values in parts.items()}
-            last = overview.charts(readings)
-            return {**regions, "figures": figures(last), "charts": charts(last, events)}
+            last, sparks = overview.charts(readings)
+            for place in range(FIGURES):
+                regions[f"figure {place}"] = figure(place, last)
+                regions[f"spark {place}"] = spark(place, sparks)
+            return {**regions, "charts": charts(last, events)}
 
         return render
 

@@ -79,6 +79,7 @@ class OwnerPages:
             "keys": [(key, state_of(key)) for key in map(self._shown, keys)],
             "more_keys": more,
             "used": await self._used_budgets(name),
+            "default_limits": self.authenticator.default_limits,
             "totals": totals,
             "chart": stacked_chart(days, parts, month, today, money=totals.cost_nano > 0),
             "month_end": None

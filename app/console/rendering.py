@@ -21,7 +21,7 @@ from app.console.request_bar import request_bar
 from app.console.theme import Theme
 from app.console.visitor import CONSOLE, Visitor, pages_of
 from app.errors import GatewayError
-from app.money import amount_text, money_text
+from app.money import amount_text, money_text, short_money_text
 
 _Rendered = TypeVar("_Rendered")
 
@@ -115,8 +115,10 @@ class Renderer:
             "release": version("vllm-gateway"),
         }
         self._environment.filters |= FILTERS
-        # Of nano of the currency, and of an amount of the API.
-        self._environment.filters["money"] = lambda nano: money_text(nano, currency())
+        # Of nano of the currency, in hundredths with and without it, and exact; of an API's amount.
+        self._environment.filters["cost"] = short_money_text
+        self._environment.filters["money"] = lambda nano: short_money_text(nano, currency())
+        self._environment.filters["exact_money"] = lambda nano: money_text(nano, currency())
         self._environment.filters["amount"] = lambda amount: amount_text(amount, currency())
         self._loading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()

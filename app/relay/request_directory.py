@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from time import perf_counter
@@ -100,10 +101,12 @@ class RequestDirectory:
         views = map(self._view_now, under_way)
         return list(islice((v for v in views if chosen.selects(v.record, IN_FLIGHT)), limit))
 
-    @property
-    def answer_tokens(self) -> int:
-        """Tokens of all answers in flight: an estimate."""
-        return sum(_tokens_so_far(request) or 0 for request in self._in_flight)
+    def answer_tokens(self) -> Counter[str]:
+        """Return the tokens of the answers in flight by model: estimates."""
+        found: Counter[str] = Counter()
+        for request in self._in_flight:
+            found[request.model] += _tokens_so_far(request) or 0
+        return found
 
     def recent(
         self, chosen: RequestFilter = ALL_REQUESTS, limit: int | None = None

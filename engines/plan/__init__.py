@@ -8,6 +8,7 @@ them together, `plan_text` says it in lines.
 from engines.plan.adapter import find_adapter_fault
 from engines.plan.engine_memory import engine_memory
 from engines.plan.faults import PlanError
+from engines.plan.local_models import LocalModel, local_models
 from engines.plan.memory_plan import (
     MemoryPlan,
     PlanOptions,
@@ -19,11 +20,13 @@ from engines.plan.model_media import media_of_model
 from engines.plan.plan_text import plan_lines
 
 __all__ = [
+    "LocalModel",
     "MemoryPlan",
     "PlanError",
     "PlanOptions",
     "engine_memory",
     "find_adapter_fault",
+    "local_models",
     "media_of_model",
     "options_of",
     "plan_lines",

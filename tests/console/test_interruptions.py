@@ -45,7 +45,7 @@ async def one_in_flight(site: Site) -> AsyncIterator[None]:
 async def in_flight(page: Page, number: int) -> None:
     """Return when the table of models shows so many requests in flight."""
     row = page.get_by_role("row", name=re.compile("^demo"))
-    await expect(row.locator("[data-label='in flight']")).to_have_text(str(number))
+    await expect(row.locator(".loads")).to_have_text(f"in flight {number}")
 
 
 async def test_a_page_finds_back_when_the_gateway_restarts(

@@ -41,7 +41,7 @@ async def test_models_of_a_reload_come_and_go_on_an_open_page(
             async with watched(context, deployment.url) as watched_page:
                 page = watched_page.page
                 await page.goto("/console/models")
-                names = page.get_by_role("heading", level=2)
+                names = page.get_by_role("rowheader")
                 await expect(names).to_have_text(["first"])
                 file = tmp_path / "gateway.yaml"
                 await reload_with(deployment.url, file, first, second)

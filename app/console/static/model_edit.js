@@ -36,6 +36,17 @@ form.addEventListener("change", () => {
   form.querySelector("button[value=check]").className = "primary";
   validate();
 });
+// A model of this machine fills in the form, and leaves the rest of it as it is.
+form.addEventListener("click", (event) => {
+  const chosen = event.target.closest("[data-local]");
+  if (!chosen) return;
+  event.preventDefault();
+  const [name, model] = ["name", "engines.0.model"].map((id) => document.getElementById(id));
+  model.value = chosen.dataset.local;
+  name.value ||= chosen.dataset.name;
+  model.dispatchEvent(new Event("change", {bubbles: true}));
+  model.focus();
+});
 form.addEventListener("submit", () => {
   pending?.abort();
   document.getElementById("checking").hidden = false;

@@ -1,39 +1,21 @@
-// Regions of a page whose HTML the server renders again: <… data-live="NAME">. Where regions come and
-// go, they are in a <… data-live-items="PREFIX"> that has those whose names begin like this.
+// Regions of a page whose HTML the server renders again: <… data-live="NAME">.
 
 const regions = new Map(
   [...document.querySelectorAll("[data-live]")].map((element) => [element.dataset.live, element]),
 );
-const items = document.querySelector("[data-live-items]");
 const connection = document.getElementById("connection");
 
 /** Put new HTML into regions, by name; what has the focus keeps it. */
 export function updateRegions(changed) {
   for (const [name, html] of Object.entries(changed)) {
-    const element = regions.get(name) ?? addItem(name, html);
+    const element = regions.get(name);
     if (element) swap(element, html);
-    if (!html) removeItem(name);
   }
 }
 
 /** Show whether the gateway answers. */
 export function showConnection(works) {
   if (connection) connection.hidden = works;
-}
-
-function addItem(name, html) {
-  if (!html || !items || !name.startsWith(items.dataset.liveItems)) return null;
-  const element = document.createElement("section");
-  element.className = "card";
-  items.append(element);
-  regions.set(name, element);
-  return element;
-}
-
-function removeItem(name) {
-  if (!items?.contains(regions.get(name))) return;
-  regions.get(name).remove();
-  regions.delete(name);
 }
 
 function swap(element, html) {
@@ -53,11 +35,14 @@ function keepOrder(shown, fresh) {
   target.replaceWith(heading.cloneNode(true));
   const body = fresh.querySelector("tbody");
   const down = heading.getAttribute("aria-sort") === "descending" ? -1 : 1;
-  const text = (row) => row.cells[heading.cellIndex].textContent.trim();
+  const text = ({cells}) => cells[heading.cellIndex].dataset.sort ?? cells[heading.cellIndex].textContent.trim();
   const number = (row) => Number(text(row).replaceAll(",", ""));
-  body.append(...[...body.rows].sort((a, b) => {
+  // A row and the line below it stay together.
+  const rows = [...body.querySelectorAll("tr:not(.more)")].map((row) => [row, row.nextElementSibling]);
+  rows.sort(([a], [b]) => {
     const [one, other] = [number(a), number(b)];
     if (Number.isNaN(one) || Number.isNaN(other)) return down * text(a).localeCompare(text(b));
     return down * (one - other);
-  }));
+  });
+  body.append(...rows.flatMap(([row, next]) => (next?.matches(".more") ? [row, next] : [row])));
 }

@@ -436,11 +436,10 @@ class Metrics:
         """Record a request that was refused before its model and endpoint were known."""
         self.requests.add((UNKNOWN_MODEL, NO_ENDPOINT, str(status)))
 
-    @property
-    def completion_tokens(self) -> int:
-        """Completion tokens of completed requests, of all models."""
+    def completion_tokens_by_model(self) -> dict[str, int]:
+        """Return the completion tokens of completed requests."""
         self.count_completed()
-        return sum(counts[2] for counts in self._token_counts.values())
+        return {model: counts[2] for model, counts in self._token_counts.items()}
 
     def _set_tokens(self) -> None:
         self.count_completed()

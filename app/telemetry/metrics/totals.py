@@ -1,6 +1,5 @@
 """Sums of what the gateway has counted, for charts of the last hour: of all models, and of each."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from app.telemetry.metrics.buckets import TTFT_BUCKETS
@@ -40,7 +39,7 @@ def read_totals(metrics: Metrics) -> Totals:
         if outcome not in _UNBROKEN:
             errors += count
     return Totals(
-        tokens=metrics.completion_tokens,
+        tokens=sum(metrics.completion_tokens_by_model().values()),
         errors=int(errors),
         refused=int(refused),
         ttft=tuple(metrics.time_to_first_token.summed_counts()),
@@ -50,18 +49,15 @@ def read_totals(metrics: Metrics) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class ModelTotals:
-    """Counts of a model since the start of the gateway: completed requests, and TTFT as above."""
+    """Counts of a model since the start of the gateway: completion tokens, and TTFT as above."""
 
-    requests: int
+    tokens: int
     ttft: tuple[int, ...]
 
 
 def read_model_totals(metrics: Metrics) -> dict[str, ModelTotals]:
     """Return the counts of each model at this moment."""
-    metrics.count_completed()
-    requests: Counter[str] = Counter()
-    for (model, _, _), count in metrics.requests.values.items():
-        requests[model] += int(count)
     ttft = metrics.time_to_first_token.counts()
     none = (0,) * (len(TTFT_BUCKETS) + 1)
-    return {name: ModelTotals(count, ttft.get((name,), none)) for name, count in requests.items()}
+    tokens = metrics.completion_tokens_by_model()
+    return {name: ModelTotals(count, ttft.get((name,), none)) for name, count in tokens.items()}

@@ -45,6 +45,17 @@ async def test_a_new_secret_is_in_one_response_that_nothing_stores(
         assert response.json()["key"].startswith("sk-gw-")
 
 
+async def test_a_row_has_the_limits_of_its_key_and_the_defaults_stand_once(
+    gateway: Gateway, admin: httpx.AsyncClient
+) -> None:
+    made = await new_key(gateway, admin, name="limited", requests_per_minute=41)
+    row = (await page(admin, "/console/keys")).split(f'title="{made["id"]}"')[1].split("</tr>")[0]
+    assert "41 requests/min" in row
+    assert "tokens/min" not in row
+    text = await page(admin, "/console/keys")
+    assert text.count("600 requests/min · 200,000 tokens/min · 32 at once") == 1
+
+
 async def test_names_are_shown_as_text(gateway: Gateway, admin: httpx.AsyncClient) -> None:
     made = await new_key(gateway, admin, name=MARKUP, owner=MARKUP, models=["x*"])
     saved = await admin.put("/console/api/admin/owners/<b>o</b>", json={"daily_tokens": 1})

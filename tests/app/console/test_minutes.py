@@ -98,7 +98,9 @@ def test_samples_hold_several_minutes_where_there_are_many() -> None:
 
 def test_chart_begins_at_the_left_and_has_a_gap_where_no_gateway_ran() -> None:
     numbers = [*range(100), *range(200, 360)]
-    charts = stored_charts([minute(number) for number in numbers], 360 * 60.0, 6 * HOUR_S)
+    charts = stored_charts(
+        samples_of_minutes([minute(number) for number in numbers], 1), 360 * 60.0, 6 * HOUR_S
+    )
     (tokens,) = charts["tokens"].lines
     assert tokens.path.count("M") == 2
     assert tokens.last == 10.0

@@ -4,13 +4,19 @@ from pathlib import Path
 
 from app.console.history import INTERVAL_S
 from app.console.model_activity import ModelActivities
+from app.telemetry import RequestRecord
 from app.telemetry.metrics import Metrics
+from app.usage import Usage
 from tests.app.console.test_requests_page import end
 from tests.app.console.visits import new_key, visiting
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT_KEY, Gateway, serving_demo
 
-CHAT = "/v1/chat/completions"
+
+def answered(model: str, tokens: int) -> RequestRecord:
+    """Return a completed request."""
+    usage = Usage(1, tokens)
+    return RequestRecord("r", "/v1/completions", "POST", 200, 1.0, "k", model, "e", usage=usage)
 
 
 class Machine:
@@ -27,18 +33,18 @@ class Machine:
         self.activities.read()
 
 
-async def test_requests_and_ttft_are_those_of_each_model_in_the_last_minute(
+async def test_tokens_and_ttft_are_those_of_each_model_in_the_last_minute(
     gateway: Gateway,
 ) -> None:
     machine = Machine(gateway)
-    assert machine.activities.of("a").requests_per_min == 0
+    assert machine.activities.of("a").tokens_per_s == 0
     for _ in range(3):
-        machine.metrics.record_request("a", CHAT, 200, 0.1)
-    machine.metrics.record_request("b", "/v1/embeddings", 503, 0.1)
+        machine.metrics.record(answered("a", tokens=30))
+    machine.metrics.record(answered("b", tokens=15))
     machine.metrics.time_to_first_token.observe(("a",), 0.2)
     machine.read_after(30)
     a, b = machine.activities.of("a"), machine.activities.of("b")
-    assert (a.requests_per_min, b.requests_per_min) == (6, 2)
+    assert (a.tokens_per_s, b.tokens_per_s) == (3, 0.5)
     assert a.ttft_p95 is not None
     assert a.ttft_p95 <= 0.5
     assert b.ttft_p95 is None

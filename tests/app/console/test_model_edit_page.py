@@ -15,6 +15,7 @@ from tests.app.console.editable import PROCESS, EditableGateway, editable
 from tests.app.console.visits import new_key, visiting
 from tests.app.reload.gateways import LAUNCHER
 from tests.app.tenants import request_as_root
+from tests.engines.plan.checkpoints import write_config, write_weights
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT_KEY
 from tests.waiting import PATIENCE_S
@@ -259,3 +260,26 @@ async def test_a_link_as_file_is_one_line_on_the_page(
     page = await send(admin, "apply", "demo", load_wait_s="3")
     assert "is a link, as in a ConfigMap" in unescape(page.text)
     assert "load_wait_s" not in real.read_text()
+
+
+async def test_a_new_model_is_chosen_from_those_on_this_machine(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("Known", "Other"):
+        (directory := tmp_path / "models" / name).mkdir(parents=True)
+        write_config(directory, {})
+        write_weights(directory / "model.safetensors", {"w": ("BF16", [2**20])})
+    own = PROCESS.replace("model: m", f"model: {tmp_path}/models/Known")
+    async with (
+        editable(tmp_path, fake.url, own) as served,
+        visiting(served.gateway, ROOT_KEY) as admin,
+    ):
+        page = (await admin.get(FORM)).text
+        assert f'data-local="{tmp_path}/models/Other"' in page
+        assert "2 MiB" in page
+        chosen = (await admin.get(FORM, params={"model": f"{tmp_path}/models/Other"})).text
+        assert 'value="other"' in chosen
+        assert f'value="{tmp_path}/models/Other"' in chosen
+        assert "/etc" not in (await admin.get(FORM, params={"model": "/etc"})).text
+        assert "data-local" not in (await admin.get(FORM, params={"name": "own"})).text

@@ -7,7 +7,8 @@ from app.console.events import EventLog
 from app.console.fleet_view import FleetViews
 from app.console.history import INTERVAL_S, SPAN_S, History, Load, Sample
 from app.console.model_activity import ModelActivity
-from app.console.overview import Overview, charts_of
+from app.console.models_table import ModelTable
+from app.console.overview import Overview, charts_of, sparks_of
 from app.routing import Catalogue
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
@@ -54,6 +55,13 @@ def test_a_gateway_that_stood_still_leaves_a_gap() -> None:
     assert charts["tokens"].lines[0].path.count("M") == 2
 
 
+def test_the_line_of_a_figure_is_as_wide_as_the_time_that_is_known() -> None:
+    assert sparks_of([])["tokens"].lines[0].path == ""
+    (tokens,) = sparks_of([sample(0.0), sample(10.0), sample(20.0)])["tokens"].lines
+    assert tokens.path.startswith("M0.0,")
+    assert f" {WIDTH:.1f}," in tokens.path
+
+
 def test_charts_are_made_once_for_each_reading() -> None:
     now = [1000.0]
     history = History(Metrics(), lambda: Load(0, 0), lambda: now[0])
@@ -65,10 +73,11 @@ def test_charts_are_made_once_for_each_reading() -> None:
         gateways=lambda: None,
     )
     events = EventLog(Catalogue([]))
-    page = Overview(views, history, MemoryReader(list), events, lambda _: ModelActivity())
+    table = ModelTable(views, lambda _: ModelActivity())
+    page = Overview(views, table, history, MemoryReader(list), events)
     history.read()
-    first = page.charts(page.readings())
-    assert page.charts(page.readings()) is first
+    first, _ = page.charts(page.readings())
+    assert page.charts(page.readings())[0] is first
     now[0] += INTERVAL_S
     history.read()
-    assert page.charts(page.readings()) is not first
+    assert page.charts(page.readings())[0] is not first

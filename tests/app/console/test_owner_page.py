@@ -37,7 +37,7 @@ async def page(gateway: Gateway, admin: httpx.AsyncClient) -> AsyncIterator[str]
 
 async def test_budgets_are_bars_with_what_all_keys_used(page: str) -> None:
     assert "1,234 of 5,000 tokens" in page
-    assert "EUR of 0.50 EUR" in page
+    assert "EUR</span> of 0.50 EUR" in page
 
 
 async def test_keys_and_usage_are_those_of_the_owner_only(page: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 import aiosqlite
-from sqlalchemy import Engine, Select, create_engine, event
+from sqlalchemy import AdaptedConnection, Engine, Select, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -43,6 +43,14 @@ DEADLINE_S = 2.0
 MIGRATION_DEADLINE_S = 600.0
 # SQLite's wait for another writer; shorter than DEADLINE_S, so that the error names the cause.
 BUSY_TIMEOUT_MS = 1500
+# Of each connection to SQLite. NORMAL: a killed process loses nothing; a power cut may lose the
+# last commits, not the file.
+_PRAGMAS = f"""
+    PRAGMA journal_mode=WAL;
+    PRAGMA synchronous=NORMAL;
+    PRAGMA busy_timeout={BUSY_TIMEOUT_MS};
+    PRAGMA foreign_keys=ON;
+"""
 # Statements that SQLite keeps ready, of 128 by default: the ledger's largest take 150 KiB each.
 CACHED_STATEMENTS = 16
 # Interval of connection attempts to a database that was down at start-up.
@@ -349,16 +357,10 @@ def _request_engine(url: URL) -> Engine | None:
 def _prepare_sqlite(connection: Any, _: object) -> None:
     # SQLAlchemy's documented recipe: the driver must not begin transactions by itself.
     connection.isolation_level = None
-    cursor = connection.cursor()
-    for pragma in (
-        "journal_mode=WAL",
-        # A killed process loses nothing; a power cut may lose the last commits, not the file.
-        "synchronous=NORMAL",
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-        "foreign_keys=ON",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+    if isinstance(connection, AdaptedConnection):  # one visit to its thread, not four for each
+        connection.run_async(lambda driver: driver.executescript(_PRAGMAS))
+    else:
+        connection.executescript(_PRAGMAS)
 
 
 def _begin_sqlite(connection: Any) -> None:

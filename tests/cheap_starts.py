@@ -1,28 +1,49 @@
 """Starts of gateways in a test's own process, without what each of them would build again."""
 
+import os
 from functools import cache, partial
+from ssl import SSLContext
 from types import CodeType
 from typing import Any
 
+import httpx
 from fastapi.routing import APIRoute
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
 from starlette.routing import compile_path
 
+from app.api import error_responses
 from app.console import rendering
+from app.telemetry.metrics import gateway_series
 
 _build = APIRoute.__init__
 _compile_path = cache(compile_path)
+_make_context = httpx.create_ssl_context
+_default_context = cache(lambda *_authorities: _make_context())
+_headers = error_responses._headers
 
 
 def make_starts_cheap() -> None:
     """Have gateways build only the routes that their test uses, and compile each template once.
 
     All routes are most of a start's CPU time, and all templates, at the first page, several starts.
+    Clients of HTTP share the authorities that they trust, which take as long to load.
     """
     for name, member in {"__init__": _defer, "__getattr__": _build_at_first_use}.items():
         setattr(APIRoute, name, member)
     vars(rendering)["Environment"] = partial(Environment, bytecode_cache=_CompiledTemplates())
+    for module in (gateway_series, rendering):
+        vars(module)["version"] = cache(module.version)
+    vars(error_responses)["_headers"] = cache(lambda *of: tuple(_headers(*of)))
+    vars(httpx._transports.default)["create_ssl_context"] = _context
+
+
+def _context(
+    verify: SSLContext | str | bool = True, cert: Any = None, trust_env: bool = True
+) -> SSLContext:
+    if verify is not True or cert is not None or not trust_env:
+        return _make_context(verify, cert, trust_env)
+    return _default_context(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
 
 
 def _defer(route: APIRoute, path: str, endpoint: Any, **options: Any) -> None:

@@ -1,6 +1,7 @@
 """What each role may do by a session: what its key may do, from the console's own pages only."""
 
 import re
+import secrets
 
 import httpx
 import pytest
@@ -10,7 +11,10 @@ from app.console.visitor import PAGES
 from tests.app.api.test_admin_auth import BODIES, ROWS, SCOPES
 from tests.app.console.visits import visiting
 from tests.app.tenants import make_key
-from tests.gateway import ROOT_KEY, Gateway
+from tests.gateway import ROOT_KEY, Gateway, demo_gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+gateway = demo_gateway(shared=True)
 
 READERS = {Role.AUDITOR, Role.MANAGER, Role.ADMIN}
 OF_KEYS, OF_MODELS = {Role.OWNER_MANAGER}, {Role.OPERATOR}
@@ -33,11 +37,13 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 async def key_of(gateway: Gateway, role: Role) -> str:
     """Make a key of a role."""
-    header = await make_key(gateway, f"{role}'s key", role=role, **SCOPES.get(role, {}))
+    header = await make_key(
+        gateway, f"{role}'s key {secrets.token_hex(4)}", role=role, **SCOPES.get(role, {})
+    )
     return header["authorization"].removeprefix("Bearer ")
 
 
-def test_every_page_has_a_row() -> None:
+async def test_every_page_has_a_row() -> None:
     assert {page.name for page in PAGES} == set(MAY_SEE)
 
 
@@ -90,7 +96,7 @@ FORGERIES: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("path", ["/admin/keys", "/v1/chat/completions"])
 async def test_a_forged_request_is_refused(gateway: Gateway, path: str, name: str) -> None:
     async with visiting(gateway, ROOT_KEY) as client:
-        body = CHAT if path.startswith("/v1") else {"name": "forged"}
+        body = CHAT if path.startswith("/v1") else {"name": f"forged with {name}"}
         url = f"/console/api{path}"
         answer = await client.post(url, json=body, headers=FORGERIES[name])
         assert answer.status_code == 403

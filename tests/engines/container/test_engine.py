@@ -17,6 +17,7 @@ import pytest
 from engines.base import EngineNotReady, EngineState
 from engines.container import ContainerEngine
 from engines.guard import containers
+from engines.guard.docker_api import DaemonUnavailable, DockerApi
 from tests.disks import MIB, SmallDisk
 from tests.engines.container.build import ask, build, ready
 from tests.engines.processes import AT_ONCE
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.slow
 Make = Callable[..., ContainerEngine]
 # A busy machine takes its time to make a container.
 PATIENCE_S = 60
+# A user without rights.
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -320,6 +323,18 @@ async def test_socket_without_a_daemon_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineNotReady, match=r"no socket .*none.sock: is Docker or Podman running"):
         await ready(engine)
     await engine.stop(0.0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user is needed")
+def test_socket_of_another_user_is_reported(service: Podman) -> None:
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(
+            DaemonUnavailable, match=f"no permission for the socket {service.socket}:"
+        ):
+            DockerApi(str(service.socket)).call("GET", "/version")
+    finally:
+        os.seteuid(0)
 
 
 async def test_program_that_is_not_in_the_image_is_reported(make: Make) -> None:

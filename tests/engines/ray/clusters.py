@@ -109,6 +109,7 @@ def build(
     keep: bool = False,
     launcher: tuple[str, ...] | None = LAUNCHER,
     tls: RayTls | None = None,
+    lora: bool = False,
     **fields: Any,
 ) -> RayEngine:
     """Return an engine that is not started. The caller stops it."""
@@ -116,7 +117,7 @@ def build(
     spec = RaySpec.model_validate(
         {"kind": "ray", "model": "m", "restart": restart, "resources": {SLOT: 1}} | fields
     )
-    setup = EngineSetup(name=name, served_name="demo", run_dir=run_dir, keep=keep)
+    setup = EngineSetup(name=name, served_name="demo", run_dir=run_dir, keep=keep, lora=lora)
     return RayEngine(setup, spec, cluster, launcher=launcher, tls=tls)
 
 

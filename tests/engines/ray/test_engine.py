@@ -14,6 +14,7 @@ from engines.base import EngineNotReady, EngineState
 from engines.ray import Cluster, RayEngine, host
 from tests.engines.processes import chat, gone, read
 from tests.engines.ray.clusters import SLOT, Nodes, build, family, ray_nodes
+from tests.fakes.adapter_routes import write_adapter
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -56,8 +57,8 @@ async def ready(engine: RayEngine) -> None:
     await engine.ensure_ready(asyncio.get_running_loop().time() + PATIENCE_S)
 
 
-async def ask(engine: RayEngine) -> int:
-    response = await engine.send(chat())
+async def ask(engine: RayEngine, **body: Any) -> int:
+    response = await engine.send(chat(**body))
     await read(response)
     return response.status
 
@@ -81,10 +82,17 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run")
 
 
+@pytest.fixture(scope="class")
+def legal(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of an adapter."""
+    return str(write_adapter(tmp_path_factory.mktemp("adapters") / "legal"))
+
+
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
-async def engine(nodes: Nodes, run_dir: Path) -> AsyncIterator[RayEngine]:
+async def engine(nodes: Nodes, run_dir: Path, legal: str) -> AsyncIterator[RayEngine]:
     cluster = Cluster(nodes.address, "test", run_dir / "gateway")
-    engine = build(cluster, run_dir, args={"fake-children": True})
+    engine = build(cluster, run_dir, lora=True, args={"fake-children": True})
+    engine.want_adapters({"legal": legal})
     await ready(engine)
     yield engine
     await engine.stop(0.0)
@@ -123,12 +131,18 @@ class TestOneEngine:
         await wait_until(lambda: connectors() not in ([], [connector]), timeout_s=30)
         assert (engine.state, engine.pid) == (S.READY, pid)
 
-    async def test_killed_server_is_restarted(self, engine: RayEngine) -> None:
+    async def test_killed_server_is_restarted_with_its_adapters(
+        self, engine: RayEngine, legal: str
+    ) -> None:
+        assert engine.has_adapter("legal", legal)
+        assert await ask(engine, model="legal") == 200
         processes = family(engine.pid)
         processes[1].kill()
         await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY, timeout_s=60)
         assert gone(processes)
         assert "died while serving" in (engine.last_error or "")
+        assert engine.has_adapter("legal", legal)
+        assert await ask(engine, model="legal") == 200
 
     async def test_killed_actor_takes_its_engine_with_it(self, engine: RayEngine) -> None:
         processes = family(engine.pid)

@@ -213,4 +213,5 @@ async def _read_facts(probe: EngineProbe) -> EngineFacts:
     facts = await probe.fetch_facts()
     if facts.version is None:
         return facts
-    return replace(facts, supported_tasks=await probe.fetch_tasks())
+    tasks, kv_tokens = await asyncio.gather(probe.fetch_tasks(), probe.fetch_kv_tokens())
+    return replace(facts, supported_tasks=tasks, kv_cache_tokens=kv_tokens)

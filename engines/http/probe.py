@@ -29,6 +29,10 @@ MAX_LENGTH = 2**31
 _REQUESTS = re.compile(
     rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE
 )
+# The size of the KV cache, of each data-parallel rank.
+_CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\} ", re.MULTILINE)
+_BLOCK_SIZE = re.compile(rb'(?:^|,)block_size="(\d{1,6})"')
+_BLOCKS = re.compile(rb'(?:^|,)num_gpu_blocks="(\d{1,9})"')
 # Tasks of a model, by routes that vLLM registers only for that task.
 _TASK_ROUTES = (
     ("/v1/chat/completions", "generate"),
@@ -68,6 +72,19 @@ class EngineProbe:
         """Return the body of GET /metrics, None unless its status is 200."""
         status, body = await self._fetch("/metrics")
         return body if status == 200 else None
+
+    async def fetch_kv_tokens(self) -> int | None:
+        """Return the tokens that the KV cache holds, by its metrics; None: they do not say."""
+        tokens = 0
+        try:
+            page = await scrape_metrics(self._sender)
+        except EngineError:
+            return None
+        for labels in _CACHE_CONFIG.findall(page):
+            size, blocks = _BLOCK_SIZE.search(labels), _BLOCKS.search(labels)
+            if size is not None and blocks is not None:
+                tokens += int(size[1]) * int(blocks[1])
+        return tokens if 0 < tokens <= MAX_LENGTH else None
 
     async def is_busy(self) -> bool:
         """Return whether requests run or wait in the engine, by its metrics."""

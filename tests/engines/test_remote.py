@@ -210,6 +210,34 @@ async def test_implausible_facts_are_not_believed(
     assert engine.facts.version is None
 
 
+def cache_config(blocks: object, size: object = 16, rank: int = 0) -> bytes:
+    """Return the line of vLLM 0.32, without most of its labels."""
+    return (
+        f'vllm:cache_config_info{{block_size="{size}",cache_dtype="auto",engine="{rank}",'
+        f'num_gpu_blocks="{blocks}",num_gpu_blocks_override="None"}} 1.0\n'
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("page", "tokens"),
+    [
+        (cache_config(2048), 32768),
+        (cache_config(2048) + cache_config(1024, rank=1), 49152),
+        (cache_config("None"), None),
+        (cache_config(-1), None),
+        (cache_config(10**12), None),
+        (cache_config(10**9 - 1, 10**6 - 1), None),
+        (b"<!doctype html>", None),
+    ],
+)
+async def test_size_of_the_kv_cache_is_read_from_the_metrics(
+    server: Server, engine: RemoteEngine, page: bytes, tokens: int | None
+) -> None:
+    server.bodies = {"/metrics": page}
+    await start(engine)
+    assert engine.facts.kv_cache_tokens == tokens
+
+
 async def test_check_with_an_unhandled_exception_is_a_failed_check(
     engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

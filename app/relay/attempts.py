@@ -2,7 +2,7 @@
 
 import logging
 from math import ceil
-from time import monotonic
+from time import monotonic, perf_counter
 
 import msgspec
 
@@ -10,7 +10,7 @@ from app import errors
 from app.relay.lost_engine import LostEngine
 from app.relay.request_context import RequestContext
 from app.relay.routing_hints import RequestHints
-from app.request_body import BodyPlan
+from app.request_body import RESPONSES, BodyPlan
 from app.residency import remaining_s
 from app.routing import Model, Replica, list_usable, note_answer, note_failure
 from app.telemetry.metrics import Metrics
@@ -67,6 +67,10 @@ class Attempts(msgspec.Struct, eq=False):
         hints = RequestHints(request.exchange, request.principal.id, plan.body, salt)
         replica = self.model.policy.choose(list_usable(left), hints)
         assert replica is not None
+        if uncached := hints.uncached_tokens:
+            # The first event of a stream of responses comes before its first token.
+            observed = request.endpoint.label != RESPONSES and plan.is_true("stream")
+            request.prefill = replica.prefill.begin(perf_counter(), uncached, observed=observed)
         left.remove(replica)
         return replica
 

@@ -139,6 +139,9 @@ class ModelRequest(msgspec.Struct, eq=False):
                 return None
             finally:
                 replica.in_flight -= 1
+                if request.prefill is not None:
+                    request.prefill.end()
+                    request.prefill = None
 
     async def _go_on(
         self,

@@ -9,6 +9,7 @@ from app.errors import InvalidApiKey
 from app.relay.bindings import Binding
 from app.relay.lost_engine import LostEngine
 from app.request_body import Endpoint
+from app.routing import Prefill
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
 
@@ -42,6 +43,8 @@ class RequestContext(msgspec.Struct, eq=False):
     lost_engine: LostEngine | None = None
     queued_s: float | None = None  # None: it did not have to wait for an engine
     ttft_s: float | None = None
+    # Its prompt at the engine, where the policy counts prompts; None once it has ended.
+    prefill: Prefill | None = None
     bytes_in: int = 0
     usage: Usage | None = None
     meter: StreamMeter | None = None  # of its stream, from whatever engines

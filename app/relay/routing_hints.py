@@ -10,7 +10,16 @@ from app.asgi import ClientExchange
 from app.errors import Dialect
 from app.request_body import ParsedBody
 
-SESSION_HEADER = b"x-session-id"
+# Headers that name a session, the first one first: any client's, then what coding agents send by
+# themselves, one for each conversation.
+SESSION_HEADERS = (
+    b"x-session-id",
+    b"x-claude-code-session-id",  # Claude Code, from 2.1.86
+    b"session-id",  # Codex
+    b"session_id",  # Codex before that, and pi
+    b"x-session-affinity",  # OpenCode and pi
+    b"x-opencode-session",  # OpenCode, to providers of its own
+)
 # OpenAI's, the newer one first. Of Anthropic's `metadata` nothing is defined but `user_id`.
 SESSION_MEMBERS = ("prompt_cache_key", "user")
 ANTHROPIC_MEMBERS = ("metadata",)
@@ -21,7 +30,7 @@ NULL = b"null"
 MAX_SESSION_BYTES = 1024
 
 
-class RequestHints(msgspec.Struct, frozen=True, eq=False):
+class RequestHints(msgspec.Struct, eq=False):
     """Implements `app.routing.RoutingHints`; made only where a policy has a choice."""
 
     exchange: ClientExchange
@@ -29,6 +38,8 @@ class RequestHints(msgspec.Struct, frozen=True, eq=False):
     body: ParsedBody
     # Separates vLLM's prefix caches: equal prompts under two salts share nothing.
     salt: bytes = b""
+    # Written by the policy that the hints are made for.
+    uncached_tokens: int = 0
 
     def session(self) -> bytes:
         """Return the session's name, prefixed with the key's ID.
@@ -38,11 +49,12 @@ class RequestHints(msgspec.Struct, frozen=True, eq=False):
         return self.key_id.encode() + b"\0" + self._session()
 
     def _session(self) -> bytes:
-        if header := self.exchange.header(SESSION_HEADER):
-            return header
+        for name in SESSION_HEADERS:
+            if header := self.exchange.header(name):
+                return header
         anthropic = self.exchange.dialect is Dialect.ANTHROPIC
-        for name in ANTHROPIC_MEMBERS if anthropic else SESSION_MEMBERS:
-            if (raw := self.body.members.get(name)) is not None:
+        for member in ANTHROPIC_MEMBERS if anthropic else SESSION_MEMBERS:
+            if (raw := self.body.members.get(member)) is not None:
                 value = bytes(memoryview(raw)[:MAX_SESSION_BYTES])
                 if value != NULL:
                     return value

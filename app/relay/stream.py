@@ -121,6 +121,8 @@ class EventStream(msgspec.Struct, eq=False):
         elif request.ttft_s is None:  # not after an interruption
             request.ttft_s = now - self.exchange.received_at
             request.first_events = data
+            if request.prefill is not None:
+                request.prefill.first_token(now)
         self.last = now
 
     def _note_error(self, data: bytes) -> None:

@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 from app.errors import EndpointNotServed, ModelNotFound, RouteNotFound
 from app.routing.endpoints import endpoints_of, list_endpoints
-from app.routing.policies import LeastLoaded, SelectionPolicy
+from app.routing.least_loaded import LeastLoaded
 from app.routing.replica import Replica
+from app.routing.selection import SelectionPolicy
 from app.routing.slots import count_slots
 from app.settings import (
     NO_LIMITS,

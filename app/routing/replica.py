@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.routing.answer_health import AnswerHealth
+from app.routing.prefill import PrefillLoad
 from engines.base import Engine
 
 UNDIVIDED = (1, 0)  # all slots are this gateway's
@@ -42,6 +43,8 @@ class Replica:
     by_priority: bool = False  # the engine schedules requests by priority
     # Streams that can go on elsewhere, while they run here.
     streams: set[Movable] = field(default_factory=set)
+    # Prompts that it has yet to compute, as far as the policy knows what it has cached.
+    prefill: PrefillLoad = field(default_factory=PrefillLoad)
     # What is held against its answers; None: nothing.
     health: AnswerHealth | None = None
     ejections: int = 0  # how often it was taken out for them

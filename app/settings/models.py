@@ -256,9 +256,9 @@ class ModelSettings(SpecModel):
     policy: Literal["round_robin", "least_loaded", "prefix", "session"] = Field(
         "least_loaded",
         description="How an engine is chosen for a request. round_robin: in turn; least_loaded: "
-        "fewest requests in flight; prefix: the engine that has served prompts with the same "
-        "beginning; session: one engine per session (x-session-id, prompt_cache_key, user or the "
-        "key).",
+        "fewest requests in flight; prefix: an engine that has cached most of the prompt, with the "
+        "fewest tokens to compute before it; session: one engine per session (x-session-id or a "
+        "coding agent's header, prompt_cache_key, user or the key).",
     )
     eject_after: int = Field(
         5,

@@ -1,5 +1,6 @@
 """Routing policies, through the real server with fake engines."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, settings_for
+from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.waiting import wait_until
 
 TURN = {"role": "user", "content": "x" * 600}
 
@@ -68,3 +70,59 @@ async def test_dead_engine_is_skipped(policy: str, tmp_path: Path) -> None:
         for _ in range(4):
             await ask(gateway)
         assert sum(posts([fake for fake in fakes if fake is not first])) == 4
+
+
+def in_flight(gateway: Gateway) -> list[int]:
+    """Return the prompt tokens in flight at each engine."""
+    [model] = gateway.state.catalogue.models
+    return [replica.prefill.tokens for replica in model.replicas]
+
+
+async def test_prompt_is_in_flight_until_the_first_token_of_its_stream(tmp_path: Path) -> None:
+    async with serving("prefix", tmp_path) as (gateway, _fakes):
+        body = {"model": "demo", "messages": [TURN], "stream": True, "fake": "pace:20"}
+        async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            await anext(answer.aiter_raw())
+            assert in_flight(gateway) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompt_of_a_client_that_leaves_is_in_flight_no_longer(
+    stream: bool, tmp_path: Path
+) -> None:
+    async with serving("prefix", tmp_path) as (gateway, fakes):
+        for fake in fakes:
+            fake.fault = "hang"
+        left = asyncio.create_task(ask(gateway, stream=stream))
+        await wait_until(lambda: sum(posts(fakes)) == 1)
+        assert sorted(in_flight(gateway)) == [0, 0, 128]
+        left.cancel()
+        await wait_until(lambda: in_flight(gateway) == [0, 0, 0])
+
+
+async def test_prompt_is_in_flight_only_where_it_was_sent_last(tmp_path: Path) -> None:
+    async with serving("prefix", tmp_path) as (gateway, fakes):
+        await ask(gateway)
+        [first] = [fake for fake in fakes if any(s.method == "POST" for s in fake.seen)]
+        first.fault = "dead"
+        await ask(gateway, messages=[TURN, TURN])
+        assert sum(posts(fakes)) == 3
+        assert in_flight(gateway) == [0, 0, 0]
+
+
+async def test_keys_know_nothing_of_prompts_of_others(tmp_path: Path) -> None:
+    """A prompt that an engine has cached for one key is computed anew for another."""
+    async with serving("prefix", tmp_path) as (gateway, fakes):
+        given = {"name": "other"}
+        made = (await gateway.client.post("/admin/keys", json=given, headers=ROOT)).json()
+        other = ("authorization", f"Bearer {made['key']}")
+        await ask(gateway)
+        for fake in fakes:
+            fake.fault = "hang"
+        expected = {(): [0, 0, 0], (other,): [0, 0, 128]}
+        for number, (headers, tokens) in enumerate(expected.items(), start=2):
+            task = asyncio.create_task(ask(gateway, *headers))
+            await wait_until(lambda: sum(posts(fakes)) == number)  # noqa: B023 - awaited here
+            assert sorted(in_flight(gateway)) == tokens
+            task.cancel()
+            await wait_until(lambda: in_flight(gateway) == [0, 0, 0])

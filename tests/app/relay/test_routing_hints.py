@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.asgi import ClientExchange
-from app.relay.routing_hints import MAX_SESSION_BYTES, RequestHints
+from app.relay.routing_hints import MAX_SESSION_BYTES, SESSION_HEADERS, RequestHints
 from app.request_body.body import parse
 from app.server.connection import HttpExchange
 
@@ -50,6 +50,19 @@ class TestSession:
             hints_of({}).session(),
         }
         assert len(names) == 4
+
+    @pytest.mark.parametrize("name", SESSION_HEADERS)
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+    def test_coding_agents_name_their_sessions_by_themselves(self, name: bytes, path: str) -> None:
+        def of(value: bytes) -> bytes:
+            body = {"user": "u", "metadata": {"user_id": "u"}}
+            return hints_of(body, (name, value), path=path).session()
+
+        assert of(b"one") == of(b"one") != of(b"two")
+
+    def test_session_header_precedes_those_of_agents(self) -> None:
+        agents = [(name, b"agent's") for name in SESSION_HEADERS[1:]]
+        assert hints_of({}, *agents, HEADER).session() == hints_of({}, HEADER).session()
 
     def test_null_names_no_session(self) -> None:
         assert hints_of({"prompt_cache_key": None, "user": "u"}).session() == (

@@ -1,6 +1,6 @@
 """An engine without a process, whose state tests set, and a request's routing hints."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engines.base import (
     Engine,
@@ -77,6 +77,7 @@ class FakeHints:
 
     session_key: bytes = b""
     text: bytes = b""
+    uncached_tokens: int = field(default=0, init=False)
 
     def session(self) -> bytes:
         return self.session_key

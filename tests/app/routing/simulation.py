@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev, quantiles
 
-from app.routing import Catalogue, Model
-from app.routing.policies import SelectionPolicy
+from app.routing import Catalogue, Model, Prefill, SelectionPolicy
 from app.routing.replica import Replica
 from app.sharing.gateways import Gateways
 from app.sharing.report import LoadReport, State
@@ -54,6 +53,16 @@ class Traffic:
     hot_parallel: int = 8
     # Weights of the gateways, to one of which each user stays connected; none: they take turns.
     connected: Sequence[float] = ()
+
+
+@dataclass
+class Clock:
+    """The simulated time, for policies that have a clock."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @dataclass
@@ -106,8 +115,9 @@ class Sharing:
         self._engines.apply_divisions(self._gateways)
 
 
-# A user's next request, the end of a request at a replica, a report that is due, or one on its way.
-Happening = Iterator[Request] | Replica | Sharing | LoadReport
+# A user's next request, a first token, the end of a request at a replica, a report that is due, or
+# one on its way.
+Happening = Iterator[Request] | Prefill | Replica | Sharing | LoadReport
 
 
 @dataclass
@@ -133,6 +143,7 @@ def simulate(
     policies: Sequence[SelectionPolicy],
     traffic: Traffic,
     *,
+    clock: Clock | None = None,
     replicas: int = 4,
     cache_bytes: int = 2**21,
     requests: int = 2000,
@@ -143,8 +154,10 @@ def simulate(
     """Return the result of a number of requests.
 
     `policies` has one for each gateway; gateways take turns. They see only their own requests, and
-    those of the others as reported every `report_s` seconds and received `delay_s` later.
+    those of the others as reported every `report_s` seconds and received `delay_s` later. `clock`
+    is the one that the policies have.
     """
+    clock = clock or Clock()
     chance, links = random.Random(seed), random.Random(seed)
     engines = [FakeEngine(f"demo-{n}", shared_id=f"demo-{n}") for n in range(replicas)]
     fleets = [[Replica(engine, "demo") for engine in engines] for _ in policies]
@@ -191,8 +204,12 @@ def simulate(
     waits: list[float] = []
     unevenness: list[float] = []
     while pending:
-        now, _, what = heapq.heappop(events)
+        clock.now, _, what = heapq.heappop(events)
+        now = clock.now
         pending -= not isinstance(what, LoadReport | Sharing)
+        if isinstance(what, Prefill):
+            what.first_token(now)
+            continue
         if isinstance(what, Replica):
             what.in_flight -= 1
             continue
@@ -209,6 +226,7 @@ def simulate(
         if request is None:
             continue
         gateway = len(waits) % len(policies) if request.gateway is None else request.gateway
+        request.uncached_tokens = 0
         chosen = policies[gateway].choose(fleets[gateway], request)
         assert chosen is not None
         loads = [sum(column) for column in zip(*map(_loads, fleets), strict=True)]
@@ -222,6 +240,8 @@ def simulate(
         ends = idle_at[name] + request.answer_bytes / BYTES_A_TOKEN / TOKENS_PER_S
         waits.append(idle_at[name] - now)
         chosen.in_flight += 1
+        prefill = chosen.prefill.begin(now, request.uncached_tokens, observed=True)
+        at(idle_at[name], prefill)
         served[name] += 1
         at(ends, chosen)
         at(ends + chance.expovariate(1 / traffic.think_s), what)

@@ -8,20 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.routing.policies import (
-    BLOCK_BYTES,
+from app.routing import Replica, SelectionPolicy
+from app.routing.policies import SessionAffinity
+from app.routing.prefill import INITIAL_RATE
+from app.routing.prefix_affinity import BUDGET_S, BYTES_PER_TOKEN, MOSTLY, PrefixAffinity
+from app.routing.prefix_table import BLOCK_BYTES, MAX_PROMPT_BLOCKS, MAX_PROMPT_BYTES
+from app.routing.selection import (
     LOAD_SLACK,
     MAX_LOAD_RATIO,
-    MAX_PROMPT_BLOCKS,
     MIN_KNOWN_ENGINES,
-    PrefixAffinity,
-    SelectionPolicy,
-    SessionAffinity,
-    block_checksums,
     within_load_bound,
 )
-from app.routing.replica import Replica
-from engines.base import EngineState
+from engines.base import EngineFacts, EngineState
 from tests.app.routing.fakes import FakeEngine, FakeHints
 
 NOT_READY = [state for state in EngineState if state is not EngineState.READY]
@@ -228,9 +226,8 @@ class TestPrefix:
         for number in range(5 * MIN_KNOWN_ENGINES):
             pair = [stays, replica(f"pod-{number}")]
             chosen(policy, pair, FakeHints(text=text(2)))
-            assert len(policy._bits) <= MIN_KNOWN_ENGINES
-            assert len(set(policy._bits.values())) == len(policy._bits)
-        assert max(policy._known.values()) < 1 << MIN_KNOWN_ENGINES
+            assert len(policy._tables) <= MIN_KNOWN_ENGINES
+        assert "stays" in policy._tables
         first = chosen(policy, pair, FakeHints(text=system))
         assert chosen(policy, pair, FakeHints(text=system + text(1))) is first
 
@@ -278,17 +275,123 @@ class TestPrefix:
         new = replica("new")
         assert chosen(policy, [*candidates, new], FakeHints(text=system + text(1))) is new
 
-    @given(st.binary(max_size=3 * BLOCK_BYTES), st.binary(max_size=3 * BLOCK_BYTES))
-    @settings(max_examples=50, deadline=None)
-    def test_checksums_agree_as_far_as_whole_blocks_do(self, one: bytes, two: bytes) -> None:
-        same = 0
-        limit = min(len(one), len(two))
-        while same < limit and one[same] == two[same]:
-            same += 1
-        pairs = zip(block_checksums(one), block_checksums(two), strict=False)
-        assert sum(a == b for a, b in pairs) == same // BLOCK_BYTES
-
     def test_only_the_first_blocks_of_a_long_prompt_count(self) -> None:
         policy = PrefixAffinity()
-        policy.choose(replicas(2), FakeHints(text=text(MAX_PROMPT_BLOCKS * 2)))
+        policy.choose(replicas(2), FakeHints(text=CHANCE.randbytes(MAX_PROMPT_BYTES * 2)))
         assert len(policy) == MAX_PROMPT_BLOCKS
+
+    def test_prompts_that_differ_behind_64_kib_have_replicas_of_their_own(self) -> None:
+        """All users of a coding agent send the same tools."""
+        policy, candidates = PrefixAffinity(), replicas(2)
+        tools = text(160)
+        here, there = tools + text(40), tools + text(40)
+        first = chosen(policy, candidates, FakeHints(text=here))
+        first.in_flight += 40
+        second = chosen(policy, candidates, FakeHints(text=there))
+        first.in_flight -= 40
+        for _ in range(4):
+            assert chosen(policy, candidates, FakeHints(text=here + text(9))) is first
+            assert chosen(policy, candidates, FakeHints(text=there + text(9))) is second
+
+    def test_among_replicas_with_the_prompt_the_one_with_fewer_tokens_in_flight(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        system = text(8)
+        for one in candidates:  # each gets the prompt while the other is busy
+            other = next(r for r in candidates if r is not one)
+            other.in_flight += 40
+            assert chosen(policy, candidates, FakeHints(text=system)) is one
+            other.in_flight -= 40
+        busy, idle = candidates
+        busy.prefill.begin(0.0, 5000, observed=True)
+        idle.in_flight = 2  # requests whose prompts are computed
+        for _ in range(4):
+            assert chosen(policy, candidates, FakeHints(text=system + text(1))) is idle
+
+    def test_prompt_leaves_its_replica_when_another_is_sooner_by_the_budget(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        prompt = text(8)
+        home = chosen(policy, candidates, FakeHints(text=prompt))
+        own_s = 8 * BLOCK_BYTES / BYTES_PER_TOKEN / INITIAL_RATE  # elsewhere
+        within = int((BUDGET_S + 2 * own_s) * INITIAL_RATE)
+        prefill = home.prefill.begin(0.0, within, observed=True)
+        assert chosen(policy, candidates, FakeHints(text=prompt)) is home
+        more = home.prefill.begin(0.0, 1, observed=True)
+        assert chosen(policy, candidates, FakeHints(text=prompt)) is not home
+        prefill.end()
+        more.end()
+
+    def test_new_prompt_avoids_a_replica_that_computes_long_ones(self) -> None:
+        """Where it goes instead is the same in every gateway as well."""
+        candidates = replicas(4)
+        candidates[0].prefill.begin(0.0, int(2 * BUDGET_S * INITIAL_RATE), observed=True)
+        for _ in range(20):
+            hints = FakeHints(text=text(2))
+            first, second = (chosen(PrefixAffinity(), candidates, hints) for _ in range(2))
+            assert first is second is not candidates[0]
+
+    def test_prompt_of_which_less_is_cached_leaves_without_a_budget(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        system = text(4)
+        home = chosen(policy, candidates, FakeHints(text=system))
+        other = next(r for r in candidates if r is not home)
+        assert MOSTLY > 4 / 12
+        tokens = 4 * BLOCK_BYTES // BYTES_PER_TOKEN  # that the home would save
+        prefill = home.prefill.begin(0.0, 2 * tokens, observed=True)
+        assert chosen(policy, candidates, FakeHints(text=system + text(8))) is home
+        prefill.end()
+        home.prefill.begin(0.0, 2 * tokens + 1, observed=True)
+        assert chosen(policy, candidates, FakeHints(text=system + text(8))) is other
+
+    def test_hints_get_the_tokens_that_are_not_cached(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        prompt = text(6)
+        for sent, uncached in ((prompt, 6), (prompt, 0), (prompt + text(2.5), 2)):
+            hints = FakeHints(text=sent)
+            chosen(policy, candidates, hints)
+            assert hints.uncached_tokens == uncached * BLOCK_BYTES // BYTES_PER_TOKEN
+
+    def test_restarted_engine_has_nothing_cached(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        prompt = text(6)
+        home = chosen(policy, candidates, FakeHints(text=prompt))
+        engine = home.engine
+        assert isinstance(engine, FakeEngine)
+        engine.state = EngineState.FAILED
+        engine._status.since += 1
+        other = chosen(policy, candidates, FakeHints(text=text(1)))
+        assert other is not home
+        engine.state = EngineState.READY
+        hints = FakeHints(text=prompt)
+        chosen(policy, candidates, hints)
+        assert hints.uncached_tokens == 6 * BLOCK_BYTES // BYTES_PER_TOKEN
+
+    def test_table_is_as_large_as_the_kv_cache(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        for one in candidates:
+            engine = one.engine
+            assert isinstance(engine, FakeEngine)
+            engine.facts = EngineFacts(kv_cache_tokens=1280)  # ten blocks
+        prompts = [text(5) for _ in range(8)]
+        for prompt in prompts:
+            chosen(policy, candidates, FakeHints(text=prompt))
+        assert len(policy) <= 20
+
+    def test_ten_thousand_sessions_at_once_take_bounded_memory(self) -> None:
+        policy, candidates = PrefixAffinity(max_known=1000), replicas(3)
+        for number in range(10_000):
+            hints = FakeHints(text=b"%d" % number + bytes(2 * BLOCK_BYTES))
+            chosen(policy, candidates, hints).in_flight += 1
+        assert len(policy) <= 1000
+        assert max(r.in_flight for r in candidates) < 1.3 * 10_000 / 3
+
+    def test_tenants_with_other_salts_learn_nothing_of_a_prompt(self) -> None:
+        """Where one tenant's prompt is cached does not change where another's goes."""
+        candidates, prompt = replicas(4), text(8)
+        fresh, used = PrefixAffinity(), PrefixAffinity()
+        for _ in range(20):
+            chosen(used, candidates, FakeHints(text=b"salt of one" + prompt))
+        for number in range(20):
+            salted = b"salt of %d" % number + prompt
+            one, two = FakeHints(text=salted), FakeHints(text=salted)
+            assert chosen(fresh, candidates, one) is chosen(used, candidates, two)
+            assert one.uncached_tokens == two.uncached_tokens > 0

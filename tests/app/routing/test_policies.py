@@ -7,14 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.routing.policies import (
-    MIN_KNOWN_ENGINES,
-    POLICIES,
-    LeastLoaded,
-    RoundRobin,
-    max_known_engines,
-)
-from app.routing.replica import Replica
+from app.routing import POLICIES, Replica
+from app.routing.least_loaded import LeastLoaded
+from app.routing.policies import RoundRobin
+from app.routing.selection import MIN_KNOWN_ENGINES, max_known_engines
 from app.settings import ModelSettings
 from engines.base import EngineState
 from tests.app.routing.fakes import FakeEngine, FakeHints

@@ -1,18 +1,16 @@
 """Prefix cache hit ratio and TTFT of each policy, in a simulation."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from app.routing.policies import (
-    LeastLoaded,
-    PrefixAffinity,
-    RoundRobin,
-    SelectionPolicy,
-    SessionAffinity,
-)
+from app.routing import SelectionPolicy
+from app.routing.least_loaded import LeastLoaded
+from app.routing.policies import RoundRobin, SessionAffinity
+from app.routing.prefix_affinity import PrefixAffinity
 from app.sharing.load_sharing import REPORT_S
-from tests.app.routing.simulation import Outcome, Traffic, simulate
+from tests.app.routing.simulation import Clock, Outcome, Traffic, simulate
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +35,11 @@ def outcome(
     gateways: int = 1,
     report_s: float | None = None,
 ) -> Outcome:
+    clock = Clock()
+    if made is PrefixAffinity:
+        made = partial(PrefixAffinity, clock=clock)
     policies = [made() for _ in range(gateways)]
-    return simulate(policies, traffic, requests=1000, report_s=report_s)
+    return simulate(policies, traffic, clock=clock, requests=1000, report_s=report_s)
 
 
 @pytest.mark.parametrize("traffic", [CHATS, ONE_SYSTEM_PROMPT])

@@ -1,0 +1,75 @@
+"""What selection policies have in common: their protocol, the load bound and rendezvous hashing."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+from app.routing.replica import Replica
+from engines.base import EngineState
+
+# Load bound of a replica, as a multiple of the mean in flight; 1.25 at Vimeo, and in the paper on
+# consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016).
+MAX_LOAD_RATIO = 1.25
+# Added to the bound, since with few requests one replica may well have them all. In the simulation
+# 1 splits sessions under light load, and 3 keeps shared prefixes on one replica under heavy load.
+LOAD_SLACK = 2
+# Names of engines that a policy remembers, at least and as a multiple of those present: names of
+# discovered servers come and go for months.
+MIN_KNOWN_ENGINES = 64
+KNOWN_ENGINES_RATIO = 2
+
+
+class RoutingHints(Protocol):
+    """Properties of a request that policies choose by; each is computed only when it is read."""
+
+    # Written by a policy that knows it: tokens of the prompt that the chosen replica has to compute
+    # because it has not cached them, estimated.
+    uncached_tokens: int
+
+    def session(self) -> bytes:
+        """Return the session key: equal for the requests of one session, and for no others."""
+
+    def prompt(self, most: int) -> bytes:
+        """Return up to `most` bytes; prompts with a common prefix have a common prefix here."""
+
+
+class SelectionPolicy(Protocol):
+    """Chooses a replica.
+
+    A replica that is not READY comes last rather than never: a remote server may have come back
+    since it was probed, and an engine that cannot serve refuses at no cost.
+    """
+
+    def choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica | None:
+        """Return the replica to send to, or None when there is no candidate."""
+
+
+def max_known_engines(candidates: Sequence[Replica]) -> int:
+    """Return the number of engine names to remember; more than there are candidates."""
+    return max(MIN_KNOWN_ENGINES, KNOWN_ENGINES_RATIO * len(candidates))
+
+
+def ready_or_all(candidates: Sequence[Replica]) -> Sequence[Replica]:
+    """Return the candidates that are READY; all of them if none is."""
+    return [r for r in candidates if r.engine.state is EngineState.READY] or candidates
+
+
+def within_load_bound(candidates: Sequence[Replica]) -> Sequence[Replica]:
+    """Return the candidates of `ready_or_all` that are within the load bound; at least one."""
+    ready = ready_or_all(candidates)
+    total = max(sum(r.in_flight * r.weight + r.offset for r in ready), 0)
+    bound = MAX_LOAD_RATIO * total / len(ready) + LOAD_SLACK
+    return [r for r in ready if r.in_flight * r.weight + r.offset < bound]
+
+
+def rank_by_rendezvous(candidates: Sequence[Replica], key: bytes) -> list[Replica]:
+    """Return the candidates in the order for a key, which is the same in every gateway.
+
+    When a replica is lost, only the keys that it was first for have another first.
+    """
+    seed = blake2b(key, digest_size=16).digest()
+    return sorted(
+        candidates,
+        key=lambda r: blake2b(r.engine.name.encode(), digest_size=8, key=seed).digest(),
+        reverse=True,
+    )

@@ -223,13 +223,12 @@ class EngineResponse(Protocol):
         bytes that came before.
         """
 
-    async def pump(self, sink: Callable[[bytes], bool]) -> bool:
+    async def pump(self, sink: Callable[[bytes, bool], bool]) -> bool:
         """Pass the body to `sink` as it arrives, coalesced; no asyncio task wakes for a piece.
 
-        `sink` returns whether it takes more at once. Returns True at the end of the body, False
-        when the sink takes no more: what arrives then waits for the next `read` or `pump`.
-        While the last bytes are passed on, `ended` is True already. Raises what `read` raises,
-        and what the sink raises.
+        `sink` gets a piece, and whether it is the last; it returns whether it takes more at once.
+        Returns True at the end of the body, False when the sink takes no more: what arrives then
+        waits for the next `read` or `pump`. Raises what `read` raises, and what the sink raises.
         """
 
     def interrupt(self, error: EngineError) -> None:

@@ -72,12 +72,12 @@ class EventStream(msgspec.Struct, eq=False):
             self.recording.check_end()
         await exchange.send_body(rest + self.meter.flush(), more=False)
 
-    def deliver(self, data: bytes) -> bool:
-        """Forward a chunk; return whether the client takes more at once."""
+    def deliver(self, data: bytes, last: bool) -> bool:
+        """Forward a chunk, or keep the last one; return whether the client takes more at once."""
         if self.held:
             data = self.held + data
             self.held = b""
-        if self.response.ended:
+        if last:
             self.held = data  # sent with the end of the body, in one write
             return True
         if data[-2:] != b"\n\n":

@@ -31,7 +31,7 @@ class ResponseBody:
     # Set while `read` or `pump` waits.
     _waiter: asyncio.Future[None] | None = None
     # Set while `pump` waits; `_chunks` is empty then.
-    _sink: Callable[[bytes], bool] | None = None
+    _sink: Callable[[bytes, bool], bool] | None = None
 
     def __init__(self, source: ResponseSource, loop: asyncio.AbstractEventLoop) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
@@ -69,8 +69,8 @@ class ResponseBody:
             raise self._error
         return b""
 
-    async def pump(self, sink: Callable[[bytes], bool]) -> bool:
-        if self._chunks and not sink(self.take()):
+    async def pump(self, sink: Callable[[bytes, bool], bool]) -> bool:
+        if self._chunks and not sink(self.take(), self._complete):
             return False
         if self._complete:
             return True
@@ -114,7 +114,7 @@ class ResponseBody:
         sink = self._sink
         if sink is not None:
             try:
-                if sink(data):
+                if sink(data, last):
                     return True
             except Exception as error:  # noqa: BLE001 - raised from `pump`
                 self._error = error

@@ -18,7 +18,7 @@ async def test_pump_passes_every_byte_to_the_sink(client: Http1Client) -> None:
     pieces: list[bytes] = []
     ended: list[bool] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         pieces.append(data)
         ended.append(response.ended)
         return True
@@ -35,7 +35,7 @@ async def test_pump_stops_when_the_sink_returns_false_and_can_be_resumed(
     response = await client.send(post(stream=True, fake="flood:1"))
     pieces: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         pieces.append(data)
         return False
 
@@ -49,7 +49,7 @@ async def test_pump_stops_when_the_sink_returns_false_and_can_be_resumed(
 
 async def test_buffer_is_bounded_while_nothing_pumps(fake: Fake, client: Http1Client) -> None:
     response = await client.send(post(stream=True, fake="flood:64"))
-    assert not await response.pump(lambda _: False)
+    assert not await response.pump(lambda _, last: False)
     held = 0
     for _ in range(200):
         await asyncio.sleep(0.001)
@@ -66,7 +66,7 @@ async def test_pump_raises_an_error_after_the_bytes_before_it(client: Http1Clien
     response = await client.send(post(stream=True, fake="die:3"))
     pieces: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         pieces.append(data)
         return True
 
@@ -78,7 +78,7 @@ async def test_pump_raises_an_error_after_the_bytes_before_it(client: Http1Clien
 async def test_pump_raises_the_error_of_the_sink(fake: Fake, client: Http1Client) -> None:
     response = await client.send(post(stream=True, fake="pace:1"))
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -93,7 +93,7 @@ async def test_response_can_be_closed_after_a_cancelled_pump(
     response = await client.send(post(stream=True, fake="pace:1"))
     pieces: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         pieces.append(data)
         return True
 
@@ -113,7 +113,7 @@ async def test_bytes_after_the_sink_returned_false_are_kept(
     response = await client.send(post(fake="stall:0"))
     got: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         got.append(data)
         return False
 
@@ -151,7 +151,7 @@ async def test_pump_raises_an_error_of_the_sink_also_if_more_arrives_in_the_same
     response = ResponseBody(NoSource(), asyncio.get_running_loop())
     pieces: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         if data == b"error":
             raise EngineDied("it reports its own death")
         pieces.append(data)
@@ -191,7 +191,7 @@ async def test_interrupt_ends_generation_and_a_waiting_pump(
     response = await client.send(post(stream=True, fake="pace:1"))
     pieces: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         pieces.append(data)
         return True
 
@@ -239,7 +239,7 @@ async def test_interrupt_under_backpressure_keeps_what_the_sink_has_declined(
 ) -> None:
     got: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         got.append(data)
         return False
 
@@ -259,7 +259,7 @@ async def test_interrupt_while_the_client_of_a_paused_connection_does_not_read(
     fake: Fake, client: Http1Client
 ) -> None:
     response = await client.send(post(stream=True, fake="flood:64"))
-    assert not await response.pump(lambda _: False)
+    assert not await response.pump(lambda _, last: False)
     await wait_until(lambda: response._size > HIGH_WATER)
     response.interrupt(DRAINED)
     received, error = await read_until_error(response)
@@ -302,7 +302,7 @@ async def test_interrupt_of_a_failed_response_leaves_its_error(
 
 
 async def test_interrupt_after_an_error_of_the_sink_leaves_that_error(fed: ResponseBody) -> None:
-    def sink(_: bytes) -> bool:
+    def sink(_: bytes, last: bool) -> bool:
         raise ZeroDivisionError
 
     pumping = asyncio.create_task(fed.pump(sink))
@@ -316,7 +316,7 @@ async def test_interrupt_after_an_error_of_the_sink_leaves_that_error(fed: Respo
 async def test_interrupt_by_the_sink_drops_what_follows(fed: ResponseBody) -> None:
     got: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         got.append(data)
         fed.interrupt(DRAINED)
         return True
@@ -339,7 +339,7 @@ async def test_interrupt_after_close_has_no_effect(fed: ResponseBody, source: No
 async def test_pump_that_is_canceled_while_it_is_interrupted_is_canceled(
     fed: ResponseBody,
 ) -> None:
-    pumping = asyncio.create_task(fed.pump(lambda _: True))
+    pumping = asyncio.create_task(fed.pump(lambda _, last: True))
     await asyncio.sleep(0)
     fed.interrupt(DRAINED)
     pumping.cancel()
@@ -355,7 +355,7 @@ async def test_interrupt_comes_after_the_bytes_that_were_put_back() -> None:
     response.interrupt(EngineDrained("engine e is drained"))
     got: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         got.append(data)
         return True
 

@@ -180,7 +180,7 @@ async def test_pump_runs_the_sink_inside_the_applications_send() -> None:
     tasks: list[asyncio.Task[object] | None] = []
     taken: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         tasks.append(asyncio.current_task())
         taken.append(data)
         return True
@@ -212,7 +212,7 @@ async def test_ended_is_true_while_the_sink_gets_the_last_bytes() -> None:
     async with bridged(app) as bridge:
         response = await bridge.send(post("/"))
 
-        def sink(_: bytes) -> bool:
+        def sink(_: bytes, last: bool) -> bool:
             ended.append(response.ended)
             return True
 
@@ -224,7 +224,7 @@ async def test_separate_final_message_ends_the_pump(bridge: Bridge, server: Serv
     response = await bridge.send(post("/stream"))
     taken: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         taken.append(data)
         server.chunks.put_nowait(None)
         return True
@@ -238,7 +238,7 @@ async def test_separate_final_message_ends_the_pump(bridge: Bridge, server: Serv
 async def test_sink_that_takes_no_more_leaves_the_rest(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
     server.chunks.put_nowait(b"one")
-    assert not await response.pump(lambda _: False)
+    assert not await response.pump(lambda _, last: False)
     for chunk in (b"two", None):
         server.chunks.put_nowait(chunk)
     assert await read(response) == b"two"
@@ -247,7 +247,7 @@ async def test_sink_that_takes_no_more_leaves_the_rest(bridge: Bridge, server: S
 async def test_exception_of_the_sink_reaches_the_caller(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
 
-    def sink(_: bytes) -> bool:
+    def sink(_: bytes, last: bool) -> bool:
         raise ZeroDivisionError
 
     server.chunks.put_nowait(b"one")
@@ -272,7 +272,7 @@ async def test_interrupt_disconnects_the_application(bridge: Bridge, server: Ser
     server.chunks.put_nowait(b"one")
     taken: list[bytes] = []
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, last: bool) -> bool:
         taken.append(data)
         return True
 
@@ -290,7 +290,7 @@ async def test_interrupt_disconnects_the_application(bridge: Bridge, server: Ser
 async def test_interrupt_by_the_sink_ends_the_application(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
 
-    def sink(_: bytes) -> bool:
+    def sink(_: bytes, last: bool) -> bool:
         response.interrupt(EngineDrained("engine e is drained"))
         return True
 

@@ -133,8 +133,8 @@ def rows_of(
         prompt, cached, completion = used.prompt, used.cached, used.completion
         if not (0 <= prompt <= MAX_TOKENS and 0 <= cached <= MAX_TOKENS >= completion >= 0):
             prompt, cached, completion = _count(prompt), _count(cached), _count(completion)
-        key_id, model, engine, endpoint = _names(
-            record.key_id, record.model, record.engine or NO_ENGINE, record.endpoint
+        key_id, model, engine, endpoint, owner = _names(
+            record.key_id, record.model, record.engine or NO_ENGINE, record.endpoint, record.owner
         )
         price = prices.get(record.model)
         rows.append(
@@ -157,7 +157,7 @@ def rows_of(
                 ttft_ms=_NULL if record.ttft_s is None else _ms(record.ttft_s),
                 total_ms=_ms(record.total_s, 0.0),
                 cost_nano=0 if price is None else price.cost(used),
-                owner=storable(record.owner, 200),
+                owner=owner,
                 continued=record.continued or _NULL,
                 recomputed_tokens=_count(record.recomputed_tokens) or _NULL,
                 not_continued=_text(record.not_continued, 32),
@@ -255,14 +255,10 @@ def _place(number: int) -> str:
     return f"{number:04x}"
 
 
-@lru_cache(maxsize=1024)  # keys, models, engines and endpoints are few
-def _names(key_id: str, model: str, engine: str, endpoint: str) -> tuple[str, str, str, str]:
-    return (
-        storable(key_id, 64),
-        storable(model, 256),
-        storable(engine, 64),
-        storable(endpoint, 64),
-    )
+@lru_cache(maxsize=1024)  # keys, models, engines, endpoints and owners are few
+def _names(key_id: str, model: str, engine: str, endpoint: str, owner: str) -> tuple[str, ...]:
+    longest = (64, 256, 64, 64, 200)
+    return tuple(map(storable, (key_id, model, engine, endpoint, owner), longest))
 
 
 def _ms(seconds: float, otherwise: float = _NULL) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from engines import environment
 from engines.container.request import Daemon, create_request, default_user
 from engines.gpu import EngineMemory
-from engines.guard import containers, scratch
+from engines.guard import containers, directories, scratch
 from engines.guard.docker_api import DaemonError, DockerApi
 from engines.guard.guardian_client import (
     GuardianClient,
@@ -55,6 +55,7 @@ class ContainerHost(LocalHost):
 
     async def start(self, stopping: Callable[[], bool]) -> GuardianClient:
         launch = self._launch
+        self._remove_socket_directory()
         launch.prepare()
         try:
             daemon = await asyncio.to_thread(self._ask_daemon)
@@ -71,6 +72,12 @@ class ContainerHost(LocalHost):
             keep=launch.keep,
         )
 
+    def _remove_socket_directory(self) -> None:
+        """Remove what the last run left: with `user` it is that user's, and nothing else may be."""
+        directory = self._launch.directory
+        if directories.ownership_fault(directory) is None:
+            shutil.rmtree(directory / SOCKET_DIRECTORY, ignore_errors=True)
+
     def _ask_daemon(self) -> Daemon:
         api = DockerApi(str(self._daemon_socket))
         version: Any = api.call("GET", "/version")
@@ -83,7 +90,6 @@ class ContainerHost(LocalHost):
         user = spec.user or default_user(daemon, os.geteuid(), os.getegid())
         temporary = scratch.create(launch.directory)
         shared = launch.directory / SOCKET_DIRECTORY
-        shutil.rmtree(shared, ignore_errors=True)
         shared.mkdir(mode=0o700)
         launch.socket.unlink(missing_ok=True)
         launch.socket.symlink_to(Path(SOCKET_DIRECTORY, SOCKET))

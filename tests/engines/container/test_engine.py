@@ -128,6 +128,16 @@ async def test_killed_server_is_restarted_with_its_adapters(
     assert engine.has_adapter("legal", "/loras/legal")
 
 
+async def test_killed_server_of_another_user_is_restarted(make: Make, tmp_path: Path) -> None:
+    engine = make(restart=AT_ONCE, user="1234:2345")
+    await ready(engine)
+    first = containers.first_process(tmp_path / "demo-0")
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    assert await failed(engine) == "it died while serving (killed by SIGKILL)"
+    await restarted(engine)
+
+
 async def test_container_that_another_program_ends(make: Make, service: Podman) -> None:
     engine = make(restart=AT_ONCE)
     await ready(engine)

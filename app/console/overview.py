@@ -206,7 +206,7 @@ def live_overview(renderer: Renderer, overview: Overview) -> LiveForAll:
             last, sparks = overview.charts(readings)
             for place in range(FIGURES):
                 regions[f"figure {place}"] = figure(place, last)
-                regions[f"spark {place}"] = spark(place, sparks)
+                regions[f"spark {place}"] = spark(place, sparks, last)
             return {**regions, "charts": charts(last, events)}
 
         return render

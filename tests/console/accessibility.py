@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import axe_playwright_python
+from playwright.async_api import Page
 
 from tests.console.watched_page import PHONE, WIDE, Scheme, WatchedPage
 
@@ -37,10 +38,16 @@ async def assert_accessible(
             # Where the user asked for no motion, colors do not fade from one scheme to the other.
             await page.wait_for_function(_SETTLED)
             faults = [_text(one) for one in (await page.evaluate(_RUN))["violations"]]
-            faults += await page.evaluate(_OVERFLOWING)
+            faults += await overflow_of(page)
             found += [f"{width} px, {scheme}: {fault}" for fault in faults]
     assert not found, f"{page.url}:\n" + "\n".join(found)
     await watched.show(WIDE)
+
+
+async def overflow_of(page: Page) -> list[str]:
+    """Return what makes a page wider than its window; empty: it fits."""
+    found: list[str] = await page.evaluate(_OVERFLOWING)
+    return found
 
 
 def _text(violation: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from app.console.language import (
     ngettext,
     pgettext,
 )
+from app.console.rendering import Renderer
 from tests.app.console.test_actions import model_row
 from tests.app.console.visits import SAME_ORIGIN, visiting
 from tests.gateway import KEY, ROOT_KEY, Gateway
@@ -81,6 +82,15 @@ def test_a_confirmation_says_in_each_language_what_happens_to_requests() -> None
     for one in chinese:
         assert "3 个请求进行中" in one.confirm
         assert "%(" not in one.confirm
+
+
+def test_values_in_a_text_of_a_template_are_escaped() -> None:
+    template = Renderer()._environment.from_string(
+        "{{ _('Key %(id)s', id=name) }}{{ name|translated }}"
+    )
+    for language in Language:
+        with in_language(language):
+            assert "<b>" not in template.render(name="<b>")
 
 
 async def test_a_page_is_in_the_language_of_the_browser(gateway: Gateway) -> None:

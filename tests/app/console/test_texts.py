@@ -66,6 +66,7 @@ def test_every_text_is_translated_with_its_values_and_tags(language: Language) -
         forms, found = forms_of(one), translation_of(one)
         assert found, f"{one.id} has no translation"
         assert not one.fuzzy, one.id
+        assert "%%" not in found, f"{one.id}: a percent sign has to be a value"
         assert placeholders(found) in [placeholders(form) for form in forms], one.id
         # A translation stands in attributes, too, and is not escaped.
         for mark in ('"', "&", "<"):

@@ -101,6 +101,8 @@ class PrefixAffinity:
                 present = {candidate.engine.name for candidate in candidates}
                 del self._tables[next(name for name in self._tables if name not in present)]
             table = self._tables[name] = PrefixTable(since)
+            for other in self._tables.values():  # the others' parts are smaller now
+                other.shrink(self._share)
         elif table.since != since and replica.engine.state is EngineState.READY:
             table = self._tables[name] = PrefixTable(since)
         return table
@@ -109,9 +111,13 @@ class PrefixAffinity:
         facts = replica.engine.facts
         tokens = facts.kv_cache_tokens or DEFAULT_KV_TOKENS
         tokens *= facts.data_parallel_size or 1
-        share = max(self._max_known // len(self._tables), 1)
         table = self._tables[replica.engine.name]
-        table.remember(blocks, tokens * BYTES_PER_TOKEN, share)
+        table.remember(blocks, tokens * BYTES_PER_TOKEN, self._share)
+
+    @property
+    def _share(self) -> int:
+        """The most blocks that one table may hold."""
+        return max(self._max_known // len(self._tables), 1)
 
 
 def _select(options: Sequence[Option], length: int, blocks: Sequence[int]) -> Option:

@@ -80,5 +80,14 @@ class PrefixTable:
                 size = BLOCK_BYTES if number < FINE_BLOCKS else COARSE_BLOCK_BYTES
                 sizes[checksum] = size
                 self._bytes += size
-        while self._bytes > max_bytes or len(sizes) > max_blocks:
-            self._bytes -= sizes.popitem(last=False)[1]
+        while self._bytes > max_bytes:
+            self._forget_oldest()
+        self.shrink(max_blocks)
+
+    def shrink(self, max_blocks: int) -> None:
+        """Forget the blocks beyond a number of them."""
+        while len(self._sizes) > max_blocks:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        self._bytes -= self._sizes.popitem(last=False)[1]

@@ -384,6 +384,14 @@ class TestPrefix:
         assert len(policy) <= 1000
         assert max(r.in_flight for r in candidates) < 1.3 * 10_000 / 3
 
+    def test_tables_of_engines_that_left_count_towards_the_bound(self) -> None:
+        policy = PrefixAffinity(max_known=400)
+        for number in range(20):
+            pair = [replica(f"pod-{number}"), replica(f"pod-{number + 1}")]
+            for _ in range(100):
+                chosen(policy, pair, FakeHints(text=text(10)))
+            assert len(policy) <= 400
+
     def test_tenants_with_other_salts_learn_nothing_of_a_prompt(self) -> None:
         """Where one tenant's prompt is cached does not change where another's goes."""
         candidates, prompt = replicas(4), text(8)

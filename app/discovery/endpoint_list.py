@@ -1,6 +1,7 @@
 """The list of servers in a file: JSON as its author sees it, parsed and checked. Pure."""
 
 import json
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -58,6 +59,6 @@ def _parse(item: object, number: int, variables: Collection[str]) -> Endpoint:
     if variable is not None:
         if variable not in variables:
             raise InvalidList(f"[{number}].api_key_env is not one of discover.api_key_envs")
-        if fault := find_variable_fault(variable):
+        if fault := find_variable_fault(variable, os.environ):
             raise InvalidList(f"[{number}].api_key_env: {fault}")
     return Endpoint(url.rstrip("/"), variable)

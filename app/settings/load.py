@@ -57,8 +57,10 @@ def load_settings(
         settings = Settings(_env_file=_env_files(file), **data)
     settings = anchor_settings(settings, directory)
     settings._source = source
-    _export(settings, environment)
-    if not for_database and (faults := list(_missing_secrets(settings))):
+    settings._secrets = {
+        name: environment[name] for name in settings.key_variables if name in environment
+    }
+    if not for_database and (faults := list(_missing_secrets(settings, environment))):
         raise ConfigError(faults)
     if extra_keys:
         digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
@@ -115,22 +117,12 @@ def _validation(source: Source) -> Iterator[None]:
         raise ConfigError([f"{error.args[0].splitlines()[0]}: not the JSON of a section"]) from None
 
 
-def _export(settings: Settings, variables: Mapping[str, str]) -> None:
-    """Set the variables that settings name for secrets, where only .env has them.
-
-    Engines do not inherit them. One that is set stays: a new value takes a restart.
-    """
-    for _, name in settings.placed_variables():
-        if name in variables:
-            os.environ.setdefault(name, variables[name])
-
-
-def _missing_secrets(settings: Settings) -> Iterator[str]:
+def _missing_secrets(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a fault for each secret that settings need and the environment does not have."""
     if fault := settings.capture.find_key_fault():
         yield settings.source.fault(("capture",), fault)
     for place, name in settings.placed_variables():
-        if fault := find_variable_fault(name):
+        if fault := find_variable_fault(name, environment):
             yield settings.source.fault(place, fault)
 
 

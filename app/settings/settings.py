@@ -1,6 +1,7 @@
 """The whole configuration, its consistency across sections, and its JSON Schema."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -104,6 +105,8 @@ class Settings(_Layered):
 
     # Where each setting comes from, for faults found later.
     _source: Source = PrivateAttr(default_factory=Source)
+    # By name: the variables that settings name for secrets, as far as they are set.
+    _secrets: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
@@ -187,6 +190,15 @@ class Settings(_Layered):
                 if isinstance(spec, RemoteSpec):
                     for place, name in spec.key_variables():
                         yield ("models", number, "engines", engine, *place), name
+
+    def export_secrets(self) -> None:
+        """Set the variables that settings name for secrets, where only .env has them.
+
+        Only what runs these settings does so, and it withholds them from its engines before. One
+        that is set stays: a new value takes a restart.
+        """
+        for name, value in self._secrets.items():
+            os.environ.setdefault(name, value)
 
 
 class ServerOnly(_Layered):

@@ -35,7 +35,7 @@ class RayEngine(SupervisedEngine):
     ) -> None:
         """`launcher` runs vLLM's server on the node; default: the vLLM that is installed there.
 
-        The variables of the node are those that are not inherited. Default of `tls`: plain HTTP.
+        The variables that the setup withholds are those of the node. Default of `tls`: plain HTTP.
         """
         self._needs = place_words(needed_resources(spec), spec.nodes)
         command = (

@@ -83,6 +83,19 @@ def test_key_is_passed_in_the_environment_without_secrets_of_the_gateway() -> No
     assert [name for name in started.environment if name.startswith("GATEWAY_")] == []
 
 
+@pytest.mark.usefixtures("gateway")
+def test_keys_of_providers_in_dotenv_are_not_passed() -> None:
+    Path(".env").write_text("BOX_KEY=sk-of-a-provider\n")
+    Path("gateway.yaml").write_text(
+        "models:\n  - name: demo\n    engines: [{kind: process, model: var/m}]\n"
+        "  - name: box\n    engines: [{kind: remote, url: 'http://127.0.0.1:1', "
+        "api_key_env: BOX_KEY}]\n"
+    )
+    _, started = bench()
+    assert started.arguments[-2:] == ["--tokenizer", "var/m"]
+    assert "BOX_KEY" not in started.environment
+
+
 def test_given_options_are_not_filled_in(gateway: FakeGateway) -> None:
     _, started = bench("--model", "other", "--tokenizer", "t")
     assert started.arguments == [

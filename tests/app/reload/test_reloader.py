@@ -1,8 +1,10 @@
 """Reloads as a whole: unchanged engines, dry runs, refusals and counts."""
 
 import asyncio
+import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.errors import Conflict
@@ -52,6 +54,22 @@ class TestUnchangedEngines:
             assert one.pids() == before
             assert (await one.chat("old")).status_code == 200
             assert (await one.chat("new")).status_code == 404
+
+    async def test_dry_run_sets_no_variable_and_a_reload_withholds_it_from_engines(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """HF_TOKEN is inherited by engines where no setting names it."""
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        box = model("box", remote("http://127.0.0.1:1", api_key_env="HF_TOKEN"))
+        async with run(tmp_path, model()) as one:
+            one.file.write(model(), model("later"), box)
+            one.file.settings._secrets = {"HF_TOKEN": "x"}
+            await one.reload(dry_run=True)
+            assert "HF_TOKEN" not in os.environ
+            await one.reload()
+            assert os.environ["HF_TOKEN"] == "x"
+            assert "HF_TOKEN" not in psutil.Process(one.engine("later-0").pid).environ()
 
     async def test_stream_on_another_model_is_not_affected(self, tmp_path: Path) -> None:
         async with run(tmp_path, model(), model("other")) as one:

@@ -64,18 +64,26 @@ class TestEnvironment:
     ) -> None:
         monkeypatch.setattr(os, "environ", os.environ.copy())
         (tmp_path / ".env").write_text("BOX_KEY=x\nHF_TOKEN=y\nPROVIDER='with blank'\n")
-        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
+        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")])).export_secrets()
         assert os.environ["BOX_KEY"] == "x"
         assert "HF_TOKEN" not in os.environ  # no setting names it
         [fault] = faults(dump([remote("http://127.0.0.1:1", api_key_env="PROVIDER")]))
         assert "PROVIDER holds no key" in fault
+
+    def test_settings_that_are_only_read_set_no_variable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        (tmp_path / ".env").write_text("BOX_KEY=x\n")
+        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
+        assert "BOX_KEY" not in os.environ
 
     def test_environment_overrides_a_secret_in_dotenv(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("BOX_KEY", "z")
         (tmp_path / ".env").write_text("BOX_KEY=x\n")
-        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
+        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")])).export_secrets()
         assert os.environ["BOX_KEY"] == "z"
 
     def test_client_keys_are_read_from_dotenv(

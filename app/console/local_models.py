@@ -30,7 +30,8 @@ class LocalModels:
         await asyncio.wait({task}, timeout=PATIENCE_S)
         if not task.done():
             return ()
-        self._task = None
+        if self._task is task:  # not the next one, of another page that has waited for this
+            self._task = None
         return task.result()
 
     def _known(self) -> set[str]:

@@ -7,7 +7,7 @@ name of a repository's snapshot.
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from engines.hub import hugging_face_cache
@@ -40,14 +40,14 @@ def local_models(known: Iterable[str]) -> list[LocalModel]:
     """
     directories = (path for path in map(_directory, known) if path is not None)
     places = {path.parent for path in directories if path.parent != path.parent.parent}
-    found = [*_repositories(), *(one for place in sorted(places) for one in _inside(place))]
-    return found[:MAX_MODELS]
+    found = chain(_repositories(), *map(_inside, sorted(places)))
+    return list(islice(found, MAX_MODELS))
 
 
 def _directory(model: str) -> Path | None:
-    """Return the directory of a model; None: it is not one."""
-    path = Path(model).expanduser().absolute()
-    return path if path.is_dir() else None
+    """Return the directory of a model; None: it is not one, or cannot be read."""
+    path = os.path.abspath(os.path.expanduser(model))
+    return Path(path) if os.path.isdir(path) else None
 
 
 def _repositories() -> Iterator[LocalModel]:
@@ -59,7 +59,7 @@ def _repositories() -> Iterator[LocalModel]:
         model = f"{owner}/{name}"
         try:
             size = _size(find_directory(model))
-        except PlanError:
+        except (PlanError, OSError):
             continue
         if size:
             yield LocalModel(model, size)
@@ -73,9 +73,9 @@ def _inside(directory: Path) -> Iterator[LocalModel]:
 
 def _size(directory: Path) -> int:
     """Return the bytes of a model's weights; 0: the directory is not that of a model."""
-    files = {entry.name: entry for entry in _entries(directory)}
-    if CONFIG not in files:
+    if not os.path.isfile(directory / CONFIG):
         return 0
+    files = {entry.name: entry for entry in _entries(directory)}
     weights = [one for name, one in files.items() if name.endswith(SUFFIX)]
     weights = weights or [one for name, one in files.items() if name.endswith(OTHER_WEIGHTS)]
     return sum(map(_bytes, weights))
@@ -89,9 +89,13 @@ def _bytes(entry: os.DirEntry[str]) -> int:
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    """Return what a directory has, by name; nothing where it cannot be read."""
+    """Return what a directory has, by name; nothing where it cannot be read.
+
+    A name that is not UTF-8, or has control characters, is left out: no page can show it.
+    """
     try:
         with os.scandir(directory) as found:
-            return sorted(islice(found, MAX_ENTRIES), key=lambda entry: entry.name)
+            shown = (entry for entry in islice(found, MAX_ENTRIES) if entry.path.isprintable())
+            return sorted(shown, key=lambda entry: entry.name)
     except OSError:
         return []

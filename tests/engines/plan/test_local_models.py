@@ -1,5 +1,6 @@
 """The models on a machine: in the cache of Hugging Face, and next to known ones."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,16 @@ def test_repositories_of_the_cache_are_listed_by_their_name(cache: Path) -> None
     (cache / "models--half--downloaded").mkdir()
     (cache / "datasets--some--data").mkdir()
     assert local_models([]) == [LocalModel("Qwen/Qwen3-0.6B", 12)]
+
+
+def test_names_that_no_page_can_show_are_left_out(tmp_path: Path) -> None:
+    plain = model(tmp_path / "models" / "plain", 3)
+    for name in (b"not-\xff\xfe-utf-8", b"two\nlines"):
+        model(tmp_path / "models" / os.fsdecode(name), 5)
+    assert local_models([str(plain)]) == [LocalModel(str(plain), 3)]
+
+
+@pytest.mark.parametrize("known", ["x" * 300, "/" + "y" * 5000, "~no-such-user/m", "a\0b"])
+def test_a_known_model_that_is_no_path_hides_no_other(tmp_path: Path, known: str) -> None:
+    other = model(tmp_path / "models" / "other", 3)
+    assert local_models([known, str(other)]) == [LocalModel(str(other), 3)]

@@ -52,13 +52,13 @@ def chosen_language(cookie: str, accepted: str) -> Language:
         return Language(cookie)
     best, found = 0.0, Language.ENGLISH
     for entry in accepted[:_MAX_CHARS].split(","):
-        tag, _, weight = entry.partition(";q=")
+        tag, _, weight = entry.partition(";")
         language = _BY_TAG.get(tag.strip().lower().split("-")[0])
         try:
-            quality = float(weight or 1)
+            quality = float(weight.strip().lower().removeprefix("q=") or 1)
         except ValueError:
             continue
-        if language is not None and quality > best:
+        if language is not None and best < quality <= 1:
             best, found = quality, language
     return found
 

@@ -158,7 +158,10 @@ class Frame:
 
     def _keep_choice(self, request: Request, cookie: str, value: str, lifetime_s: int) -> Response:
         check_same_origin(request.scope["headers"])
-        page = urlsplit(request.headers.get("referer", ""))
+        try:
+            page = urlsplit(request.headers.get("referer", ""))
+        except ValueError:  # no URL, such as http://[
+            page = urlsplit("")
         target = f"{page.path}?{page.query}" if page.query else page.path
         response = RedirectResponse(next_path(target, self.root_path), 303, HEADERS)
         self._set_cookie(response, request, cookie, value, lifetime_s)

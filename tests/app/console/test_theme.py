@@ -20,7 +20,7 @@ async def test_a_chosen_scheme_stays_and_leads_back_to_the_open_page(gateway: Ga
         assert "data-theme" not in (await visitor.get("/console/account")).text
 
 
-@pytest.mark.parametrize("referer", ["https://elsewhere.example//evil", "no URL", ""])
+@pytest.mark.parametrize("referer", ["https://elsewhere.example//evil", "no URL", "http://[", ""])
 async def test_a_scheme_leads_to_pages_of_the_console_only(gateway: Gateway, referer: str) -> None:
     url = str(gateway.client.base_url)
     headers = {**SAME_ORIGIN, "referer": referer}

@@ -4,10 +4,11 @@ The guard finds it for each request. It is in the context of the request's task,
 rendered in a thread or in a task that the request starts has it too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
+from typing import Self
 
 from app.console.catalogue import read_catalogue
 
@@ -63,8 +64,23 @@ def chosen_language(cookie: str, accepted: str) -> Language:
     return found
 
 
+class Message(str):
+    """A message in English with its values, for logs; `gettext` translates it for a page."""
+
+    __slots__ = ("parts",)
+    parts: tuple[str, Mapping[str, object]]
+
+    def __new__(cls, message: str, /, **values: object) -> Self:
+        made = super().__new__(cls, message % values)
+        made.parts = message, values
+        return made
+
+
 def gettext(message: str, /, **values: object) -> str:
     """Return a text in the language of the page, with its values: `%(name)s` is one."""
+    if isinstance(message, Message):
+        message, known = message.parts
+        return gettext(message, **known)
     language = _current.get()
     if language is not Language.ENGLISH:
         message = read_catalogue(language).get(message, message)

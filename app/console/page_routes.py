@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 
 from app.api import Right, has_right, notes_of
 from app.auth import UnknownKey, UnknownOwner
-from app.console.language import gettext, noop
+from app.console.language import Message, noop
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
@@ -28,7 +28,7 @@ def page_router(renderer: Renderer) -> APIRouter:
                     return await handle(request)
                 except (GatewayError, UnknownKey, UnknownOwner, DatabaseUnavailable) as error:
                     known = _known(error)
-                    notes_of(request.scope).fault = known.message
+                    notes_of(request.scope).fault = str(known.message)
                     return renderer.fault(visitor_of(request), known)
 
             return handle_or_explain
@@ -45,7 +45,7 @@ def require(request: Request, right: Right, *, scoped: bool = False) -> Visitor:
     visitor = visitor_of(request)
     if not has_right(visitor.principal, right, scoped=scoped):
         raise PermissionDenied(
-            gettext("The role %(role)s does not see this page.", role=visitor.role)
+            Message("The role %(role)s does not see this page.", role=visitor.role)
         )
     return visitor
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.api import MAX_ROWS, Right, owner_within
 from app.auth import AdminScope, KeyStore, UnknownKey, UnknownOwner
-from app.console.language import gettext
+from app.console.language import Message
 from app.console.page_routes import page_router, require
 from app.console.rendering import HEADERS, Renderer
 from app.console.usage_query import (
@@ -194,7 +194,7 @@ def usage_pages(pages: UsagePages) -> APIRouter:
         rows = await report(by=query.by, limit=MAX_ROWS + 1)
         if len(rows) > MAX_ROWS:
             raise BadRequest(
-                gettext(
+                Message(
                     "There are more than %(number)s rows: choose fewer days, or group by less.",
                     number=format(MAX_ROWS, ","),
                 )

@@ -20,6 +20,7 @@ from app.console.language import (
 from app.console.rendering import Renderer
 from tests.app.console.test_actions import model_row
 from tests.app.console.visits import SAME_ORIGIN, visiting
+from tests.app.tenants import make_key
 from tests.gateway import KEY, ROOT_KEY, Gateway
 
 CHINESE = {"accept-language": "zh-CN,zh;q=0.9,en;q=0.8"}
@@ -136,6 +137,19 @@ async def test_faults_of_pages_are_in_the_language_and_those_of_the_api_in_engli
     async with httpx.AsyncClient(base_url=url, headers={**SAME_ORIGIN, **CHINESE}) as stranger:
         login = await stranger.post("/console/login", data={"key": "sk-wrong"})
     assert "此密钥在这里无效" in login.text
+
+
+async def test_the_log_says_in_english_what_a_page_says_in_its_language(
+    gateway: Gateway, capfd: pytest.CaptureFixture[str]
+) -> None:
+    header = await make_key(gateway, "reads keys", role="auditor")
+    async with visiting(gateway, header["authorization"].removeprefix("Bearer ")) as visitor:
+        page = await visitor.get("/console/keys/new", headers=CHINESE)
+    assert page.status_code == 403
+    assert "角色 auditor 不能查看此页面。" in page.text
+    gateway.state.access.flush()
+    logged = capfd.readouterr().err
+    assert '"fault":"The role auditor does not see this page."' in logged
 
 
 async def test_live_parts_are_in_the_language_of_each_viewer(gateway: Gateway) -> None:

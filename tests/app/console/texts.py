@@ -32,6 +32,7 @@ _KEYWORDS = {
     "_": None,
     "gettext": None,
     "noop": None,
+    "Message": None,
     "ngettext": (1, 2),
     "pgettext": ((1, "c"), 2),
 }

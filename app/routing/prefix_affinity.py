@@ -29,7 +29,7 @@ MOSTLY = 0.8
 BUDGET_S = 1.0
 # English in JSON. Both the table's size and the tokens in flight go by it.
 BYTES_PER_TOKEN = 4
-# Bound of the tables: 262144 blocks take 44 MiB of memory. Each engine has an equal part.
+# Bound of the tables: 262144 blocks take 44 MiB of memory. The largest table gives way.
 MAX_KNOWN_BLOCKS = 262144
 # Size of the table of an engine that does not report how much its KV cache holds, in tokens.
 DEFAULT_KV_TOKENS = 2_000_000
@@ -101,8 +101,6 @@ class PrefixAffinity:
                 present = {candidate.engine.name for candidate in candidates}
                 del self._tables[next(name for name in self._tables if name not in present)]
             table = self._tables[name] = PrefixTable(since)
-            for other in self._tables.values():  # the others' parts are smaller now
-                other.shrink(self._share)
         elif table.since != since and replica.engine.state is EngineState.READY:
             table = self._tables[name] = PrefixTable(since)
         return table
@@ -112,12 +110,10 @@ class PrefixAffinity:
         tokens = facts.kv_cache_tokens or DEFAULT_KV_TOKENS
         tokens *= facts.data_parallel_size or 1
         table = self._tables[replica.engine.name]
-        table.remember(blocks, tokens * BYTES_PER_TOKEN, self._share)
-
-    @property
-    def _share(self) -> int:
-        """The most blocks that one table may hold."""
-        return max(self._max_known // len(self._tables), 1)
+        table.remember(blocks, tokens * BYTES_PER_TOKEN)
+        # No more than the prompt has added: no request forgets a whole table.
+        while (excess := len(self) - self._max_known) > 0:
+            max(self._tables.values(), key=len).forget(excess)
 
 
 def _select(options: Sequence[Option], length: int, blocks: Sequence[int]) -> Option:

@@ -69,8 +69,8 @@ class PrefixTable:
             return len(checksums)
         return bisect_left(checksums, True, key=lambda checksum: checksum not in sizes)
 
-    def remember(self, checksums: Sequence[int], max_bytes: int, max_blocks: int) -> None:
-        """Note that the engine is sent a prompt, and forget what exceeds the bounds."""
+    def remember(self, checksums: Sequence[int], max_bytes: int) -> None:
+        """Note that the engine is sent a prompt, and forget what exceeds the bound."""
         sizes = self._sizes
         for number in range(len(checksums) - 1, -1, -1):
             checksum = checksums[number]
@@ -81,13 +81,9 @@ class PrefixTable:
                 sizes[checksum] = size
                 self._bytes += size
         while self._bytes > max_bytes:
-            self._forget_oldest()
-        self.shrink(max_blocks)
+            self.forget(1)
 
-    def shrink(self, max_blocks: int) -> None:
-        """Forget the blocks beyond a number of them."""
-        while len(self._sizes) > max_blocks:
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        self._bytes -= self._sizes.popitem(last=False)[1]
+    def forget(self, blocks: int) -> None:
+        """Forget as many blocks, the least recently sent first."""
+        for _ in range(min(blocks, len(self._sizes))):
+            self._bytes -= self._sizes.popitem(last=False)[1]

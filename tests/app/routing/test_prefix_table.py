@@ -50,15 +50,15 @@ def test_blocks_of_a_long_prompt_are_longer_and_end_at_1_mib() -> None:
 
 def test_end_of_a_prompt_is_forgotten_before_its_prefix() -> None:
     table, prompt = PrefixTable(0.0), text(4)
-    table.remember(block_checksums(prompt), MANY, MANY)
-    table.remember(block_checksums(text(3)), 5 * BLOCK_BYTES, MANY)
+    table.remember(block_checksums(prompt), MANY)
+    table.remember(block_checksums(text(3)), 5 * BLOCK_BYTES)
     assert known(table, prompt) == 2
 
 
 def test_table_holds_as_many_bytes_as_the_engine() -> None:
     """Of long blocks it holds fewer."""
     table, long = PrefixTable(0.0), CHANCE.randbytes(FINE_BYTES + 10 * COARSE_BLOCK_BYTES)
-    table.remember(block_checksums(long), FINE_BYTES + 4 * COARSE_BLOCK_BYTES, MANY)
+    table.remember(block_checksums(long), FINE_BYTES + 4 * COARSE_BLOCK_BYTES)
     assert prefix_bytes(known(table, long)) == FINE_BYTES + 4 * COARSE_BLOCK_BYTES
 
 
@@ -75,7 +75,7 @@ def test_known_blocks_are_always_a_beginning_of_their_prompt(
     sent: list[list[int]] = []
     for system, rest in turns:
         blocks = block_checksums(b"".join(bytes([n]) * BLOCK_BYTES for n in (system, *rest)))
-        table.remember(blocks, most * BLOCK_BYTES, MANY)
+        table.remember(blocks, most * BLOCK_BYTES)
         sent.append(blocks)
         assert len(table) <= most
         for each in sent:

@@ -62,6 +62,15 @@ async def test_a_chat_takes_the_way_of_all_requests(gateway: Gateway, fake: Fake
     assert "cookie" not in {name.lower() for name, _ in fake.seen[-1].headers}
 
 
+async def test_pages_say_that_captures_keep_prompts_and_answers(gateway: Gateway) -> None:
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    async with visiting(gateway, KEY) as client:
+        await client.post("/console/api/v1/chat/completions", json=chat)
+        for page in ("playground", "requests"):
+            text = (await client.get(f"/console/{page}")).text
+            assert "configuration captures them" in text, page
+
+
 async def test_it_knows_defaults_tools_and_starts_of_our_engines(tmp_path: Path) -> None:
     async with fleet(tmp_path) as gateway, visiting(gateway, ROOT_KEY) as admin:
         ready = engine_of(gateway, "ready")

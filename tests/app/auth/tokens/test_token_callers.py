@@ -209,15 +209,9 @@ async def test_console_takes_a_token_and_ends_with_it(
         assert (await browser.get("/console/api/session")).status_code == 401
 
 
-# By a provider whose clock is five minutes off.
-AHEAD, BEHIND = time.time() + 300, time.time() - 300
-
 CLAIMS: list[Any] = [
     pytest.param({"exp": 1}, "the access token has expired", id="expired"),
-    pytest.param({"exp": time.time() - 31}, "the access token has expired", id="past-the-leeway"),
     pytest.param({"exp": None}, "the access token has no exp", id="without-exp"),
-    pytest.param({"iat": AHEAD}, "the access token is not valid yet", id="clock-5-minutes-ahead"),
-    pytest.param({"exp": BEHIND}, "the access token has expired", id="clock-5-minutes-behind"),
     pytest.param({"nbf": 2**40}, "the access token is not valid yet", id="not-yet-valid"),
     pytest.param({"iat": 2**40}, "the access token is not valid yet", id="made-in-the-future"),
     pytest.param({"aud": "other"}, "the access token is for another audience", id="audience"),
@@ -245,6 +239,22 @@ async def test_unfit_claims_are_401(
     assert answer.status_code == 401, answer.text
     assert answer.json()["error"]["message"] == message
     assert provider.seen.count("/jwks") == 1
+
+
+@pytest.mark.parametrize(
+    ("claim", "seconds", "message"),
+    [
+        pytest.param("exp", -31, "the access token has expired", id="past-the-leeway"),
+        pytest.param("iat", 300, "the access token is not valid yet", id="5-minutes-ahead"),
+        pytest.param("exp", -300, "the access token has expired", id="5-minutes-behind"),
+    ],
+)
+async def test_tokens_of_another_time_are_401(
+    gateway: Gateway, provider: IdentityProvider, claim: str, seconds: int, message: str
+) -> None:
+    token = provider.token(team="research", **{claim: time.time() + seconds})
+    answer = await ask(gateway, token)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (401, message)
 
 
 @pytest.mark.parametrize(

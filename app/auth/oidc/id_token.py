@@ -7,15 +7,15 @@ from typing import Any
 
 from app.auth.principal import Role
 from app.auth.tokens import (
-    UnusableClaim,
     caller_id,
+    check_email,
     find_claim,
     owner_claim,
     role_claim,
     text_claim,
 )
 from app.errors import InvalidApiKey
-from app.settings import EMAIL_CLAIM, OidcSettings
+from app.settings import OidcSettings
 
 LOGOUT_EVENT = "http://schemas.openid.net/event/backchannel-logout"
 # Age of a logout token that is accepted, in seconds.
@@ -68,12 +68,7 @@ def check_id_token(claims: Mapping[str, Any], settings: OidcSettings, nonce: str
 
 def person_of(claims: Mapping[str, Any], settings: OidcSettings) -> Person | None:
     """Return who has signed in; None: no claim gives them a role. Raises UnusableClaim."""
-    # Providers let people enter any address.
-    if (
-        not EMAIL_CLAIM.isdisjoint((settings.role_claim, settings.owner_claim))
-        and claims.get("email_verified") is not True
-    ):
-        raise UnusableClaim("email_verified")
+    check_email(claims, settings.role_claim, settings.owner_claim)
     id_ = caller_id(settings.name, text_claim(claims, settings.subject_claim))
     role = role_claim(claims, settings.role_claim, settings.roles)
     if role is None:

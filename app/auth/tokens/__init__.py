@@ -8,6 +8,7 @@ only where `auth.jwt` or `console.oidc` is set.
 from app.auth.tokens.claims import (
     UnusableClaim,
     caller_id,
+    check_email,
     find_claim,
     owner_claim,
     role_claim,
@@ -35,6 +36,7 @@ __all__ = (
     "UnusableClaim",
     "address_in",
     "caller_id",
+    "check_email",
     "connected",
     "discover",
     "fetch_keys",

@@ -8,6 +8,7 @@ from typing import Any
 from app.auth.owner_store import checked_owner_name
 from app.auth.principal import Role
 from app.errors import InvalidApiKey
+from app.settings import EMAIL_CLAIM
 
 # Characters of a caller's ID, as the ledger stores it.
 MAX_ID = 64
@@ -39,6 +40,15 @@ def text_claim(claims: Mapping[str, Any], claim: str) -> str:
     if not isinstance(value, str) or not value or _HALF.search(value):
         raise UnusableClaim(claim)
     return value
+
+
+def check_email(claims: Mapping[str, Any], *named: str | None) -> None:
+    """Check that the provider vouches for the address, if it is one of the named claims.
+
+    Providers let people enter any. Raises UnusableClaim.
+    """
+    if not EMAIL_CLAIM.isdisjoint(named) and claims.get("email_verified") is not True:
+        raise UnusableClaim("email_verified")
 
 
 def owner_claim(claims: Mapping[str, Any], claim: str) -> str:

@@ -13,6 +13,7 @@ from app.auth.principal import Allowed, Principal, Role
 from app.auth.tokens.claims import (
     UnusableClaim,
     caller_id,
+    check_email,
     find_claim,
     owner_claim,
     role_claim,
@@ -104,6 +105,7 @@ def principal_of(
     `default` are the limits where the provider's settings have none. Raises InvalidApiKey for
     claims that are missing or have another form than the settings need.
     """
+    check_email(claims, settings.owner_claim, settings.role_claim, settings.models_claim)
     owner = "" if settings.owner_claim is None else owner_claim(claims, settings.owner_claim)
     role = None
     if settings.role_claim is not None:

@@ -17,8 +17,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from app.auth.owner_store import OwnerStore
 from app.auth.principal import Owner
+from app.auth.tokens import UnusableClaim
 from app.auth.tokens import provider as provider_module
+from app.auth.tokens.verification import principal_of
 from app.auth.validation import OwnerFields
+from app.settings import NO_LIMITS, JwtSettings
 from tests.app.console.visits import SAME_ORIGIN
 from tests.fakes.identity_provider import AUDIENCE, IdentityProvider, SigningKey
 from tests.fakes.vllm import Fake
@@ -239,6 +242,19 @@ async def test_unfit_claims_are_401(
     assert answer.status_code == 401, answer.text
     assert answer.json()["error"]["message"] == message
     assert provider.seen.count("/jwks") == 1
+
+
+@pytest.mark.parametrize("place", ["role_claim", "owner_claim", "models_claim"])
+@pytest.mark.parametrize("claim", ["email", "/email"])
+def test_an_email_that_is_not_verified_is_not_usable(place: str, claim: str) -> None:
+    settings = JwtSettings.model_validate(
+        {"name": "sso", "issuer": "https://sso.example", "audience": "a", place: claim}
+    )
+    claims = {"sub": "mallory", "email": "ada@example.org"}
+    for verified in ({}, {"email_verified": False}, {"email_verified": "true"}):
+        with pytest.raises(UnusableClaim, match="email_verified"):
+            principal_of({**claims, **verified}, settings, NO_LIMITS)
+    principal_of({**claims, "email_verified": True}, settings, NO_LIMITS)
 
 
 @pytest.mark.parametrize(

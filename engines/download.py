@@ -64,6 +64,10 @@ class Download(ABC):
     def _explain(self, error: Exception) -> DownloadError:
         """Return an error of the library in words."""
 
+    @abstractmethod
+    def discard_halves(self) -> None:
+        """Delete the files that this process is downloading, where another run cannot go on."""
+
     def check_disk(self) -> None:
         """Raise DownloadError where the disk has no room for what is missing."""
         free = shutil.disk_usage(_existing(self.place)).free

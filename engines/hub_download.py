@@ -5,12 +5,15 @@ file is continued where it broke, within the same run (huggingface_hub 2.4, `htt
 """
 
 import fnmatch
+import os
 import re
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engines.download import (
+    INCOMPLETE,
     MAX_PAUSE_S,
     PAUSE_S,
     Download,
@@ -19,11 +22,12 @@ from engines.download import (
     causes,
     wanted,
 )
-from engines.hub import hub_fault
+from engines.hub import find_hub
 
 # vLLM takes the first kind that a repository has.
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 INFO_TIMEOUT_S = 10.0
+_ADVICE = "set HF_ENDPOINT to a mirror, or HTTPS_PROXY; --from modelscope asks another hub"
 _RESET = re.compile(r"\bt=(\d{1,6})")
 
 
@@ -47,13 +51,22 @@ class HubDownload(Download):
             )
         )
 
+    def discard_halves(self) -> None:
+        """Delete the files that this process is downloading: their names are of this run only."""
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # it has been closed, or has just got its final name
+                path = descriptor.readlink()
+                if path.name.endswith(INCOMPLETE):
+                    path.unlink()
+
     def _explain(self, error: Exception) -> DownloadError:
         return _translated(error, self.model)
 
 
 def plan_download(model: str, revision: str | None, directory: Path | None) -> HubDownload:
     """Return what is to be downloaded of a model. Raises DownloadError. Blocks."""
-    if (fault := hub_fault(model, {})) is not None:
+    hub = find_hub(model, {}, os.environ)
+    if hub is not None and (fault := replace(hub, advice=_ADVICE).fault(model)) is not None:
         raise DownloadError(fault)
     try:
         import huggingface_hub

@@ -47,6 +47,9 @@ class ModelScopeDownload(Download):
             # It names the files that failed; the first is as good as any.
             raise next(iter(error.failed_files.values()), error) from None
 
+    def discard_halves(self) -> None:
+        """Keep them: another run goes on where they end."""
+
     def _explain(self, error: Exception) -> DownloadError:
         return _translated(error, self.model, self.revision)
 

@@ -2,6 +2,7 @@
 
 2   the input or the configuration is wrong, or the gateway refused the request
 1   the request was valid and failed
+130 Ctrl-C
 """
 
 import sys
@@ -13,6 +14,7 @@ from app.settings import ConfigError
 
 EXIT_FAULT = 2
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def faults() -> Iterator[None]:
     except (LauncherMissing, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 def fail(*lines: str, code: int = EXIT_FAULT) -> NoReturn:

@@ -5,13 +5,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from app.cli.faults import EXIT_FAILED, complain, fail, faults
+from app.cli.faults import EXIT_FAILED, EXIT_INTERRUPTED, complain, fail, faults
 
 if TYPE_CHECKING:
     from engines.download import Download
@@ -87,8 +88,14 @@ def _fetch(hub: Hub, model: str, revision: str | None, to: Path | None) -> Path:
         + (f", {format_bytes(have)} of them here" if have else ""),
         file=sys.stderr,
     )
-    with _progress(plan):
-        return plan.run()
+    try:
+        with _progress(plan):
+            # In a thread, because huggingface_hub delays Ctrl-C until whole files have arrived.
+            return ThreadPoolExecutor(1).submit(plan.run).result()
+    except KeyboardInterrupt:
+        plan.discard_halves()
+        complain("interrupted; run the command again: complete files are not downloaded twice")
+        os._exit(EXIT_INTERRUPTED)  # without waiting for the threads of the download
 
 
 @contextmanager

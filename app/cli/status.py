@@ -48,6 +48,12 @@ class Progress(msgspec.Struct):
     total: int | None = None
 
 
+class Adapter(msgspec.Struct):
+    name: str
+    state: str
+    reason: str | None = None
+
+
 class Engine(msgspec.Struct):
     """An engine in the response."""
 
@@ -66,6 +72,7 @@ class Engine(msgspec.Struct):
     memory_gib: float | None
     runs: str
     ejected: bool = False
+    adapters: list[Adapter] = []
 
 
 class UnusedServer(msgspec.Struct):
@@ -233,6 +240,14 @@ def format_progress(progress: Progress) -> str:
     return f"{progress.done}" if progress.total is None else f"{progress.done}/{progress.total}"
 
 
+def format_adapter(adapter: Adapter) -> str:
+    """Return an adapter as text: its name, and its state unless it is loaded, with the reason."""
+    if adapter.state == "loaded":
+        return adapter.name
+    reason = f": {adapter.reason}" if adapter.reason else ""
+    return f"{adapter.name} ({adapter.state}{reason})"
+
+
 def summary_row(engine: Engine) -> Summary:
     """Return an engine's row in the summary."""
     return (
@@ -257,12 +272,15 @@ def fact_rows(engines: Sequence[Engine]) -> list[list[str]]:
     """Return a row per fact that any engine reports: its name, and each engine's value."""
     columns: list[dict[str, Any]] = []
     for engine in engines:
+        progress = engine.progress
         about = {
+            "progress": progress and f"{progress.phase} {format_progress(progress)}".strip(),
             "kind": engine.kind.replace("_", " "),
             "pid": engine.pid and str(engine.pid),
             "in_flight": engine.in_flight,
             "load_s": engine.load_s,
             "memory_gib": engine.memory_gib,
+            "adapters": list(map(format_adapter, engine.adapters)) or None,
         }
         columns.append({**about, **engine.facts})
     names = dict.fromkeys(name for column in columns for name in column)

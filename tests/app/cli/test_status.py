@@ -45,6 +45,7 @@ def engine(name: str = "demo-0", **fields: Any) -> dict[str, Any]:
         "memory_gib": None,
         "runs": "vllm --model=m",
         "ejected": False,
+        "adapters": [],
     }
     return {**usual, **fields}
 
@@ -142,6 +143,21 @@ def test_status_on_a_pipe_does_not_wait_for_a_start(gateway: FakeGateway) -> Non
     gateway.respond(PATH, answer(engine(state="starting")))
     assert "starting" in run("status").stdout
     assert len(gateway.requests) == 1
+
+
+def test_phase_of_a_start_is_shown_on_a_pipe(gateway: FakeGateway) -> None:
+    loading = {"phase": "loading weights", "done": 2, "total": 4}
+    gateway.respond(PATH, answer(engine(state="starting", progress=loading)))
+    assert "\nprogress   loading weights 2/4\n" in run("status").stdout
+
+
+def test_adapters_are_shown_and_why_one_is_not_loaded(gateway: FakeGateway) -> None:
+    adapters = [
+        {"name": "legal", "state": "loaded", "reason": None},
+        {"name": "taxes", "state": "failed", "reason": "no such directory"},
+    ]
+    gateway.respond(PATH, answer(engine(adapters=adapters)))
+    assert "\nadapters   legal, taxes (failed: no such directory)\n" in run("status").stdout
 
 
 @pytest.mark.slow

@@ -46,10 +46,12 @@ def other_database(settings: Settings) -> str | None:
     """Return a warning where a database was made beside one with keys, of which nobody thought."""
     default = StateSettings().database_file
     assert default is not None
-    file = settings.source.file
+    own, file = settings.state.database_file, settings.source.file
     near = [Path.cwd(), *(() if file is None else (file.parent.absolute(),))]
     for other in dict.fromkeys(directory / default for directory in near):
-        if other != settings.state.database_file and other.exists() and (keys := count_keys(other)):
+        if own is not None and other == own.absolute():
+            continue
+        if other.exists() and (keys := count_keys(other)):
             return (
                 f"the database is new and has no keys, but {other} has {keys}: to use that one, "
                 "set state.database_url; to copy it, stop the gateway: vllm-gateway db copy"

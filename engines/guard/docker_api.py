@@ -98,7 +98,8 @@ class DockerApi:
         match error:
             case FileNotFoundError():
                 return DaemonUnavailable(
-                    f"no socket {self.path}: is Docker or Podman running here?"
+                    f"no socket {self.path}: is Docker or Podman running here? containers.socket "
+                    "names another"
                 )
             case PermissionError():
                 return DaemonUnavailable(

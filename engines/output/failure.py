@@ -144,6 +144,12 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         re.compile(r"^the container does not start: .*(?:nvidia|device driver|CDI device)"),
         "install the NVIDIA Container Toolkit, for Podman with its CDI specification",
     ),
+    (
+        Cause.UNSUPPORTED_PLATFORM,
+        re.compile(r"^the container does not start: .*error setting rlimit"),
+        "Podman may not set its limits, as inside another container: write lower ones into "
+        'containers.conf, default_ulimits = ["nofile=16384:16384", "nproc=16384:16384"]',
+    ),
     (Cause.OTHER, re.compile(r"^the container does not start: "), None),
     (
         Cause.MEMORY_KV_CACHE,

@@ -131,8 +131,8 @@ def _cached(model: str, folder: str) -> Path:
     snapshot = hub / folder / "snapshots" / revision
     if not revision or os.sep in revision or revision.startswith(".") or not snapshot.is_dir():
         raise PlanError(
-            f"{model} is neither a directory nor a repository in {hub}: download it first, or give "
-            "the directory it is in"
+            f"{model} is neither a directory nor a repository in {hub}: download it first "
+            f"(vllm-gateway fetch {model}), or give the directory it is in"
         )
     return snapshot
 

@@ -18,6 +18,8 @@ def plan_lines(plan: MemoryPlan) -> Iterator[str]:
         yield text
     if (text := _capacity(plan)) is not None:
         yield text
+    if (text := _too_long(plan)) is not None:
+        yield text
     for text in plan.unknown:
         yield f"not known: {text}"
     if plan.fits is False:
@@ -71,12 +73,22 @@ def _capacity(plan: MemoryPlan) -> str | None:
     if found is None or length is None:
         return None
     text = (
-        f"capacity: {found.tokens:,} tokens, {found.concurrency:.2f} requests of {length:,} tokens "
-        "at once"
+        f"capacity: {found.tokens:,} tokens, {found.concurrency:,.2f} requests of {length:,} "
+        "tokens at once"
     )
     if plan.architecture is not None and len({one.kind for one in plan.architecture.layers}) > 1:
         text += f" ({found.every_layer_tokens:,} tokens as older versions of vLLM count)"
     return text
+
+
+def _too_long(plan: MemoryPlan) -> str | None:
+    given = plan.options.max_model_len or 0
+    if plan.architecture is None or given <= plan.architecture.context_length:
+        return None
+    return (
+        f"vLLM will refuse max-model-len {given:,}: the context of the model has "
+        f"{plan.architecture.context_length:,} tokens, unless hf-overrides raises it"
+    )
 
 
 def _change(plan: MemoryPlan) -> Iterator[str]:

@@ -159,6 +159,12 @@ def test_child_that_cannot_be_started_is_a_fault(not_python: Path) -> None:
         migrate_in_child("sqlite+aiosqlite://")
 
 
+def add_key(connection: sqlite3.Connection) -> None:
+    columns = "id, name, owner, role, models, priority, weight, disabled, created_ms, revision"
+    values = "'a', 'a', 'a', 'client', '[]', 0, 1, 0, 1, 1"
+    connection.execute(f"INSERT INTO api_keys ({columns}) VALUES ({values})")
+
+
 def test_a_new_database_beside_one_with_keys_is_said(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,13 +175,25 @@ def test_a_new_database_beside_one_with_keys_is_said(
     make_tables(forgotten)
     assert other_database(settings) is None
     with sqlite3.connect(forgotten) as connection:
-        columns = "id, name, owner, role, models, priority, weight, disabled, created_ms, revision"
-        values = "'a', 'a', 'a', 'client', '[]', 0, 1, 0, 1, 1"
-        connection.execute(f"INSERT INTO api_keys ({columns}) VALUES ({values})")
+        add_key(connection)
     assert other_database(settings) == (
         f"the database is new and has no keys, but {forgotten} has 1: to use that one, set "
         "state.database_url; to copy it, stop the gateway: vllm-gateway db copy"
     )
+
+
+def test_a_key_made_at_once_is_not_in_another_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "var" / "gateway.db"
+    own.parent.mkdir()
+    make_tables(own)
+    with sqlite3.connect(own) as connection:
+        add_key(connection)
+    model = {"name": "demo", "engines": [remote("http://127.0.0.1:9")]}
+    state = {"database_url": url_of(Path("var/gateway.db"))}
+    assert other_database(settings_for(model, run_dir=tmp_path / "run", state=state)) is None
 
 
 FILL = """

@@ -71,6 +71,13 @@ def test_gpus_share_the_weights(tmp_path: Path) -> None:
     ]
 
 
+def test_length_beyond_the_context_of_the_model_is_said(tmp_path: Path) -> None:
+    assert lines("qwen2.5-32b", tmp_path, 800.0, max_model_len="40000")[-1] == (
+        "vLLM will refuse max-model-len 40,000: the context of the model has 32,768 tokens, unless "
+        "hf-overrides raises it"
+    )
+
+
 def test_mixed_layers_have_both_counts_of_tokens(tmp_path: Path) -> None:
     found = lines("gemma-4-26b-a4b", tmp_path, kv_cache_memory_bytes=str(26_253_000_000))
     assert found[1:] == [

@@ -14,7 +14,7 @@ from app.request_body import RESPONSES, BodyPlan
 from app.residency import remaining_s
 from app.routing import Model, Replica, list_usable, note_answer, note_failure
 from app.telemetry.metrics import Metrics
-from engines.base import EngineDied, EngineError, EngineNotReady, EngineState, EngineTimeout
+from engines.base import Engine, EngineDied, EngineError, EngineNotReady, EngineState, EngineTimeout
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Attempts(msgspec.Struct, eq=False):
             return errors.out_of_service(model.name, ", ".join(causes))
         if model.parent is not None and any(e.state is EngineState.READY for e in engines):
             return errors.EngineUnavailable(f"no engine has loaded the adapter {model.name!r}")
-        states = sorted({str(engine.state) for engine in engines}) or ["none is known"]
+        states = sorted({_why_not(engine) for engine in engines}) or ["none is known"]
         error = errors.EngineUnavailable(
             f"no engine is up for model {model.name!r} ({', '.join(states)})"
         )
@@ -129,3 +129,8 @@ class Attempts(msgspec.Struct, eq=False):
         if rest_s is not None:
             error.retry_after_s = max(ceil(rest_s), 1)
         return error
+
+
+def _why_not(engine: Engine) -> str:
+    """Return why an engine that was not used or not reached is not up."""
+    return "unreachable" if engine.state is EngineState.READY else str(engine.state)

@@ -390,6 +390,15 @@ async def test_no_engine_up_is_503_with_retry_after(tmp_path: Path) -> None:
         assert (await gateway.client.get("/health")).status_code == 200
 
 
+async def test_engine_that_has_just_gone_is_not_called_ready(tmp_path: Path) -> None:
+    async with Fake() as fake:
+        settings = settings_for({"name": "demo", "engines": [remote(fake.url)]}, run_dir=tmp_path)
+        async with running(settings) as gateway:
+            await fake.stop()
+            error = error_of(await gateway.chat())
+            assert error["message"] == "no engine is up for model 'demo' (unreachable)"
+
+
 async def test_requests_spread_over_replicas_by_least_in_flight(tmp_path: Path) -> None:
     async with (
         Fake() as one,

@@ -268,8 +268,8 @@ def test_an_email_that_is_not_verified_is_not_usable(place: str, claim: str) -> 
 async def test_tokens_of_another_time_are_401(
     gateway: Gateway, provider: IdentityProvider, claim: str, seconds: int, message: str
 ) -> None:
-    token = provider.token(team="research", **{claim: time.time() + seconds})
-    answer = await ask(gateway, token)
+    claims: dict[str, Any] = {claim: time.time() + seconds}
+    answer = await ask(gateway, provider.token(team="research", **claims))
     assert (answer.status_code, answer.json()["error"]["message"]) == (401, message)
 
 

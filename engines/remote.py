@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from engines.base import (
 from engines.http import Address, EngineProbe, Http1Client, ResponseBody, identify, scrape_metrics
 from engines.lifecycle import Event
 from engines.logs import EngineLogger
+from engines.secret_variables import secret_value
 from engines.spec import RemoteSpec
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class RemoteEngine(Engine):
         # States in which requests are refused.
         self._closed: tuple[EngineState, ...] = _CLOSED
         self._failure = ""  # the event of the latest failure
-        key = os.environ.get(spec.api_key_env) if spec.api_key_env else None
+        key = secret_value(spec.api_key_env) if spec.api_key_env else None
         headers = (("authorization", f"Bearer {key}"),) if key else ()
         self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
         # A separate pool: the gateway's own requests do not count as in flight.

@@ -45,7 +45,7 @@ def check(config: ConfigOption = None, gpus: GpusOption = None) -> None:
 
     with faults():
         settings = load_settings(config)
-        settings.export_secrets()
+        settings.keep_secrets()
         check_log_file(settings.logs)
         builder = Builder(settings)
         configs = initial_engines(settings)

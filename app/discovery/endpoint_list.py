@@ -1,11 +1,11 @@
 """The list of servers in a file: JSON as its author sees it, parsed and checked. Pure."""
 
 import json
-import os
 from collections.abc import Collection
 from typing import Any
 
 from app.discovery.endpoints import Endpoint
+from engines.secret_variables import secret_value
 from engines.spec import PlacedError, check_url, find_variable_fault
 
 MAX_BYTES = 1024 * 1024
@@ -59,6 +59,6 @@ def _parse(item: object, number: int, variables: Collection[str]) -> Endpoint:
     if variable is not None:
         if variable not in variables:
             raise InvalidList(f"[{number}].api_key_env is not one of discover.api_key_envs")
-        if fault := find_variable_fault(variable, os.environ):
+        if fault := find_variable_fault(variable, secret_value(variable)):
             raise InvalidList(f"[{number}].api_key_env: {fault}")
     return Endpoint(url.rstrip("/"), variable)

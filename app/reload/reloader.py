@@ -119,7 +119,7 @@ class Reloader:
                 await asyncio.sleep(0)  # there may be a thousand
             fleet.builder.use(placed)
             fleet.builder.withhold(new.key_variables)
-            new.export_secrets()
+            new.keep_secrets()
             reports = await self._applier.apply(found)
             for report in reports:
                 log.log(logging.INFO if report.done else logging.ERROR, "reload: %s", report)

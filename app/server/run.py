@@ -61,7 +61,7 @@ def serve(
     """
     manager = ServiceManager.take_from(os.environ)
     passed = take_sockets(os.environ)
-    settings.export_secrets()
+    settings.keep_secrets()
     run_dir = settings.server.run_dir
     with ExitStack() as stack:
         # First of all: the previous gateway serves while this one starts.

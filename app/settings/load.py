@@ -122,7 +122,7 @@ def _missing_secrets(settings: Settings, environment: Mapping[str, str]) -> Iter
     if fault := settings.capture.find_key_fault():
         yield settings.source.fault(("capture",), fault)
     for place, name in settings.placed_variables():
-        if fault := find_variable_fault(name, environment):
+        if fault := find_variable_fault(name, environment.get(name)):
             yield settings.source.fault(place, fault)
 
 

@@ -1,6 +1,5 @@
 """The whole configuration, its consistency across sections, and its JSON Schema."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -27,6 +26,7 @@ from app.settings.source import PREFIX, Place, Source
 from app.settings.split import Placed, check_splits
 from app.settings.state import AuditSettings, AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import LogSettings, MetricsSettings, TracesSettings
+from engines.secret_variables import keep_secrets
 from engines.spec import ManagedSpec, PlacedError, RemoteSpec, SpecModel
 
 ENV_FILE = ".env"
@@ -191,14 +191,9 @@ class Settings(_Layered):
                     for place, name in spec.key_variables():
                         yield ("models", number, "engines", engine, *place), name
 
-    def export_secrets(self) -> None:
-        """Set the variables that settings name for secrets, where only .env has them.
-
-        Only what runs these settings does so, and it withholds them from its engines before. One
-        that is set stays: a new value takes a restart.
-        """
-        for name, value in self._secrets.items():
-            os.environ.setdefault(name, value)
+    def keep_secrets(self) -> None:
+        """Keep the secrets that settings name, for what runs them: see `secret_variables`."""
+        keep_secrets(self._secrets)
 
 
 class ServerOnly(_Layered):

@@ -1,7 +1,7 @@
 """The specification of servers that the gateway does not run, and of where they are listed."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -135,9 +135,8 @@ class RemoteSpec(SpecModel):
                 yield ("discover", "api_key_envs", number), name
 
 
-def find_variable_fault(name: str, environment: Mapping[str, str]) -> str | None:
-    """Return why a variable of an environment does not hold a key; None: it does."""
-    key = environment.get(name)
+def find_variable_fault(name: str, key: str | None) -> str | None:
+    """Return why an environment variable with this value does not hold a key; None: it does."""
     quoted = key is not None and len(key) > 1 and key[0] == key[-1] and key[0] in "\"'"
     if key and re.fullmatch(r"[!-~]+", key) and not quoted:
         return None

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import time
@@ -44,6 +43,7 @@ from app.auth.tokens import (
 )
 from app.errors import InvalidApiKey, ServiceUnavailable
 from app.settings import OidcSettings
+from engines.secret_variables import secret_value
 
 MAX_ID_TOKEN = 65_536
 # Longest ID token that is kept for the sign-out: it becomes a part of an address.
@@ -184,12 +184,13 @@ class RelyingParty:
         }
         headers = {}
         variable = self.settings.client_secret_env
+        secret = "" if variable is None else secret_value(variable) or ""
         if variable is None:
             form["client_id"] = self.settings.client_id
         elif endpoints.secret_in_form:
-            form |= {"client_id": self.settings.client_id, "client_secret": os.environ[variable]}
+            form |= {"client_id": self.settings.client_id, "client_secret": secret}
         else:
-            headers["authorization"] = _basic(self.settings.client_id, os.environ[variable])
+            headers["authorization"] = _basic(self.settings.client_id, secret)
         status, found = await self._ask("POST", endpoints.token, headers, form)
         if status != 200:
             raise SignInFailed(f"The identity provider refused{_reason(found)}. Start again.")

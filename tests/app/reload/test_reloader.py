@@ -1,7 +1,6 @@
 """Reloads as a whole: unchanged engines, dry runs, refusals and counts."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import psutil
@@ -12,6 +11,7 @@ from app.reload import ReloadReport
 from app.settings import digest
 from engines.base import EngineState
 from engines.ray import ClusterError, cluster
+from engines.secret_variables import secret_value
 from tests.app.reload.gateways import (
     LONGER,
     ConfigFile,
@@ -55,20 +55,20 @@ class TestUnchangedEngines:
             assert (await one.chat("old")).status_code == 200
             assert (await one.chat("new")).status_code == 404
 
-    async def test_dry_run_sets_no_variable_and_a_reload_withholds_it_from_engines(
+    async def test_secrets_are_kept_by_a_reload_and_reach_no_engine(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """HF_TOKEN is inherited by engines where no setting names it."""
-        monkeypatch.setattr(os, "environ", os.environ.copy())
+        """HF_TOKEN is inherited by engines where it is in the environment of the gateway."""
+        monkeypatch.setattr("engines.secret_variables._from_dotenv", {})
         monkeypatch.delenv("HF_TOKEN", raising=False)
         box = model("box", remote("http://127.0.0.1:1", api_key_env="HF_TOKEN"))
         async with run(tmp_path, model()) as one:
             one.file.write(model(), model("later"), box)
             one.file.settings._secrets = {"HF_TOKEN": "x"}
             await one.reload(dry_run=True)
-            assert "HF_TOKEN" not in os.environ
+            assert secret_value("HF_TOKEN") is None
             await one.reload()
-            assert os.environ["HF_TOKEN"] == "x"
+            assert secret_value("HF_TOKEN") == "x"
             assert "HF_TOKEN" not in psutil.Process(one.engine("later-0").pid).environ()
 
     async def test_stream_on_another_model_is_not_affected(self, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import ConfigError, digest, load_settings
+from engines.secret_variables import secret_value
 from tests.app.configuration import (
     GOOD,
     OTHER,
@@ -62,29 +63,30 @@ class TestEnvironment:
     def test_secrets_that_settings_name_are_read_from_dotenv(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(os, "environ", os.environ.copy())
+        monkeypatch.setattr("engines.secret_variables._from_dotenv", {})
         (tmp_path / ".env").write_text("BOX_KEY=x\nHF_TOKEN=y\nPROVIDER='with blank'\n")
-        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")])).export_secrets()
-        assert os.environ["BOX_KEY"] == "x"
-        assert "HF_TOKEN" not in os.environ  # no setting names it
+        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")])).keep_secrets()
+        assert secret_value("BOX_KEY") == "x"
+        assert "BOX_KEY" not in os.environ  # child processes would inherit it
+        assert secret_value("HF_TOKEN") is None  # no setting names it
         [fault] = faults(dump([remote("http://127.0.0.1:1", api_key_env="PROVIDER")]))
         assert "PROVIDER holds no key" in fault
 
-    def test_settings_that_are_only_read_set_no_variable(
+    def test_settings_that_are_only_read_keep_no_secret(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(os, "environ", os.environ.copy())
+        monkeypatch.setattr("engines.secret_variables._from_dotenv", {})
         (tmp_path / ".env").write_text("BOX_KEY=x\n")
         load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")]))
-        assert "BOX_KEY" not in os.environ
+        assert secret_value("BOX_KEY") is None
 
     def test_environment_overrides_a_secret_in_dotenv(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("BOX_KEY", "z")
         (tmp_path / ".env").write_text("BOX_KEY=x\n")
-        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")])).export_secrets()
-        assert os.environ["BOX_KEY"] == "z"
+        load(dump([remote("http://127.0.0.1:1", api_key_env="BOX_KEY")])).keep_secrets()
+        assert secret_value("BOX_KEY") == "z"
 
     def test_client_keys_are_read_from_dotenv(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,7 +67,8 @@ class Attempts(msgspec.Struct, eq=False):
         hints = RequestHints(request.exchange, request.principal.id, plan.body, salt)
         replica = self.model.policy.choose(list_usable(left), hints)
         assert replica is not None
-        if uncached := hints.uncached_tokens:
+        # The bytes of an image are no tokens; at least no prompt is longer than the model takes.
+        if uncached := min(hints.uncached_tokens, plan.cost.prompt):
             # The first event of a stream of responses comes before its first token.
             observed = request.endpoint.label != RESPONSES and plan.is_true("stream")
             request.prefill = replica.prefill.begin(perf_counter(), uncached, observed=observed)

@@ -86,6 +86,23 @@ async def test_prompt_is_in_flight_until_the_first_token_of_its_stream(tmp_path:
             assert in_flight(gateway) == [0, 0, 0]
 
 
+async def test_prompt_in_flight_is_no_longer_than_the_model_takes(tmp_path: Path) -> None:
+    """The bytes of an image are no tokens."""
+    async with serving("prefix", tmp_path) as (gateway, fakes):
+        for fake in fakes:
+            fake.fault = "hang"
+        image = {
+            "type": "image_url",
+            "image_url": {"url": "data:image/png;base64," + "A" * 900_000},
+        }
+        asked = asyncio.create_task(ask(gateway, messages=[{"role": "user", "content": [image]}]))
+        await wait_until(lambda: sum(posts(fakes)) == 1)
+        [model] = gateway.state.catalogue.models
+        assert sum(in_flight(gateway)) == model.max_model_len
+        asked.cancel()
+        await wait_until(lambda: in_flight(gateway) == [0, 0, 0])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_prompt_of_a_client_that_leaves_is_in_flight_no_longer(
     stream: bool, tmp_path: Path

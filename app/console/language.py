@@ -65,7 +65,10 @@ def chosen_language(cookie: str, accepted: str) -> Language:
 
 
 class Message(str):
-    """A message in English with its values, for logs; `gettext` translates it for a page."""
+    """A message in English with its values, for logs; `gettext` translates it for a page.
+
+    Of errors that `page_router` shows: msgspec does not encode it.
+    """
 
     __slots__ = ("parts",)
     parts: tuple[str, Mapping[str, object]]

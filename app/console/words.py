@@ -93,3 +93,14 @@ PHASES = (
     noop("interrupted"),
     noop("client wait"),
 )
+# Why a sign-in by an identity provider failed.
+SIGN_IN_FAULTS = (
+    noop("The answer of the identity provider is not valid. Start again."),
+    noop("This sign-in has begun in another window or browser. Start again."),
+    noop("The answer is of another identity provider. Start again."),
+    noop("Too many people sign in now. Try again in a moment."),
+    noop("The identity provider does not answer now. Try again later."),
+    noop("The identity provider sent no ID token."),
+    noop("The identity provider gave no claims of your account."),
+    noop("The keys of the identity provider are not there yet."),
+)

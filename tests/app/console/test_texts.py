@@ -1,5 +1,6 @@
 """Every text of the console is in the catalogues, translated, and no text is left out of them."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -9,6 +10,7 @@ import pytest
 from babel.messages.catalog import Catalog
 from jinja2 import Environment, nodes
 
+from app.auth.oidc import relying_party
 from app.console import words
 from app.console.catalogue import TRANSLATIONS, entries_of, read_catalogue
 from app.console.language import Language
@@ -90,6 +92,8 @@ def test_words_of_other_packages_are_in_the_catalogues() -> None:
     assert {*words.ADAPTER_STATES, "failed"} == set(AdapterPhase)
     assert {one.replace("_", " ") for one in OUTCOMES} == set(words.OUTCOMES)
     assert set(PHASES) <= {*words.START_PHASES, *words.ENGINE_STATES}
+    said = re.findall(r'SignInFailed\("([^"]*)"\)', inspect.getsource(relying_party))
+    assert set(said) == set(words.SIGN_IN_FAULTS)
     units = ("_s", "_gib")
     facts = [
         name.removesuffix(units[0]).removesuffix(units[1]) for name in EngineFacts.__annotations__

@@ -55,7 +55,7 @@ class ContainerHost(LocalHost):
 
     async def start(self, stopping: Callable[[], bool]) -> GuardianClient:
         launch = self._launch
-        self._remove_socket_directory()
+        await asyncio.to_thread(self._remove_socket_directory)
         launch.prepare()
         try:
             daemon = await asyncio.to_thread(self._ask_daemon)

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -222,6 +224,7 @@ async def test_next_gateway_adopts_a_kept_engine(
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path
+from types import SimpleNamespace
 from tests.engines.container.build import build, ready
 
 async def main():
@@ -332,6 +335,26 @@ async def test_socket_without_a_daemon_is_reported(tmp_path: Path) -> None:
     engine = build(tmp_path, tmp_path / "none.sock")
     with pytest.raises(EngineNotReady, match=r"no socket .*none.sock: is Docker or Podman running"):
         await ready(engine)
+    await engine.stop(0.0)
+
+
+async def test_files_that_a_container_has_left_delay_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's code can leave any number in the directory of the socket."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def remove(*_: object, **__: object) -> None:
+        began.set()
+        assert may_end.wait(PATIENCE_S / 10), "the event loop waits"
+
+    monkeypatch.setattr("engines.container.host.shutil", SimpleNamespace(rmtree=remove))
+    engine = build(tmp_path, tmp_path / "none.sock")
+    starting = asyncio.create_task(ready(engine))
+    await wait_until(began.is_set)
+    may_end.set()
+    with pytest.raises(EngineNotReady, match="no socket"):
+        await starting
     await engine.stop(0.0)
 
 

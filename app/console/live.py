@@ -71,11 +71,20 @@ class LivePage:
     They are in the language of the first of them: there is a page for each language.
     """
 
-    def __init__(self, collect: Callable[[], Render], interval_s: float = INTERVAL_S) -> None:
-        """`collect` runs on the event loop; what it returns renders each region, in a thread."""
+    def __init__(
+        self,
+        collect: Callable[[], Render],
+        interval_s: float = INTERVAL_S,
+        bounded: Counter[str] | None = None,
+    ) -> None:
+        """`collect` runs on the event loop; what it returns renders each region, in a thread.
+
+        `bounded` counts viewers by key, of this page in all languages: they share its bounds.
+        """
         self._collect = collect
         self._interval_s = interval_s
-        self._viewers: Counter[str] = Counter()
+        self.viewers = 0  # open pages
+        self.bounded = Counter() if bounded is None else bounded
         self._task: asyncio.Task[None] | None = None
         self._tick = asyncio.Event()
         # The HTML of each region, and the tick since which it has been like this.
@@ -85,20 +94,16 @@ class LivePage:
         self._events: dict[int, bytes] = {}
         self._broken = False
 
-    @property
-    def viewers(self) -> int:
-        """The number of open pages."""
-        return self._viewers.total()
-
     async def events(self, key_id: str) -> AsyncGenerator[bytes, None]:
         """Yield one event after each interval; a comment where no region has changed.
 
         Raises ServiceUnavailable when the page has too many viewers, in all or with this key.
         """
-        busy = self.viewers >= MAX_VIEWERS or self._viewers[key_id] >= MAX_VIEWERS_PER_KEY
-        if busy:
+        bounded = self.bounded
+        if bounded.total() >= MAX_VIEWERS or bounded[key_id] >= MAX_VIEWERS_PER_KEY:
             raise ServiceUnavailable("too many people look at this page; try again later")
-        self._viewers[key_id] += 1
+        self.viewers += 1
+        bounded[key_id] += 1
         try:
             if self._task is None:
                 self._task = asyncio.create_task(self._run(), name="live regions")
@@ -111,9 +116,10 @@ class LivePage:
                 if seen == self._now:
                     await self._tick.wait()
         finally:
-            self._viewers[key_id] -= 1
-            self._viewers += Counter()  # drops keys without viewers
-            if not self._viewers:
+            self.viewers -= 1
+            bounded[key_id] -= 1
+            bounded += Counter()  # drops keys without viewers
+            if not self.viewers:
                 self._stop()
 
     def _stop(self) -> None:
@@ -170,10 +176,12 @@ class LiveForAll:
     def __init__(self, collect: Callable[[], Render]) -> None:
         self._collect = collect
         self._pages: dict[Language, LivePage] = {}
+        self._viewers: Counter[str] = Counter()
 
     def for_visitor(self, visitor: Visitor) -> LivePage:
         """Return the page in the language of the request."""
-        return self._pages.setdefault(current_language(), LivePage(self._collect))
+        page = LivePage(self._collect, bounded=self._viewers)
+        return self._pages.setdefault(current_language(), page)
 
 
 class LiveByRight:
@@ -197,7 +205,9 @@ class LiveByRight:
         shown = may, scope, current_language()
         page = self._pages.get(shown)
         if page is None:
-            page = LivePage(partial(self._collect, may, scope.has_model))
+            same = (one.bounded for key, one in self._pages.items() if key[:2] == shown[:2])
+            collect = partial(self._collect, may, scope.has_model)
+            page = LivePage(collect, bounded=next(same, None))
             self._pages[shown] = page
         return page
 

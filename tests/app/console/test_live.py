@@ -10,9 +10,22 @@ from functools import partial
 import pytest
 from starlette.types import Message
 
+from app.api import Right
+from app.auth import Principal, Role
 from app.console import live
-from app.console.live import Drain, LivePage, LiveResponse, Render
+from app.console.language import Language, in_language
+from app.console.live import (
+    Drain,
+    LiveByRight,
+    LiveForAll,
+    LivePage,
+    LiveResponse,
+    LiveSource,
+    Render,
+)
+from app.console.visitor import Visitor
 from app.errors import InvalidApiKey, ServiceUnavailable
+from app.settings import NO_LIMITS
 from engines.base import ChangeNotifier
 from tests.waiting import wait_until
 
@@ -202,6 +215,29 @@ async def test_one_key_cannot_take_the_places_of_others(monkeypatch: pytest.Monk
             await anext(second)
         assert await next_change(third)
     assert page.viewers == 0
+
+
+@pytest.mark.parametrize("by_right", [False, True])
+async def test_languages_share_the_places_of_a_page(
+    monkeypatch: pytest.MonkeyPatch, by_right: bool
+) -> None:
+    monkeypatch.setattr(live, "MAX_VIEWERS_PER_KEY", 1)
+    collect = Source().collect
+    pages: LiveSource = LiveForAll(collect)
+    if by_right:
+        pages = LiveByRight(Right.ENGINES_WRITE, lambda may, sees: collect())
+    visitor = Visitor(Principal("root", Role.ADMIN, NO_LIMITS), "")
+    async with viewing(pages.for_visitor(visitor)) as first:
+        await next_change(first)
+        with in_language(Language.CHINESE):
+            chinese = pages.for_visitor(visitor)
+        async with viewing(chinese) as second, viewing(chinese, "other") as third:
+            with pytest.raises(ServiceUnavailable):
+                await anext(second)
+            assert await next_change(third)
+    assert chinese.viewers == 0
+    async with viewing(chinese) as fourth:
+        assert await next_change(fourth)
 
 
 class Client:

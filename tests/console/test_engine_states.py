@@ -28,7 +28,7 @@ async def test_an_engine_is_seen_loading_until_it_is_ready_and_again_when_it_was
             async with watched(context, origin) as watched_page:
                 await watched_page.page.goto("/console/overview")
                 models = watched_page.page.get_by_role("region", name="Models")
-                row = models.get_by_role("row", name=re.compile("^demo"))
+                row = models.get_by_role("row", name=re.compile("^demo "))
                 await expect(row).to_contain_text("starting")
                 loaded.touch()
                 await expect(row).to_contain_text("ready")

@@ -203,6 +203,6 @@ class World:
             if m.residency is Residency.UNLOADED and m.wanted_since is not None
         ]
         if wanted:
-            first = min(wanted, key=lambda m: (m.wanted_since, m.name))
+            first = min(wanted, key=lambda m: (m.wanted_since, m.last_used, m.name))
             if first.need_gib is not None:
                 assert first.need_gib > free + 1e-6, "it would fit"

@@ -169,7 +169,7 @@ async def test_a_reload_is_tried_without_doing_it(
     file.write_text(yaml.safe_dump(settings))
     try:
         await page.goto("/console/configuration")
-        await expect(page.get_by_text("args.max-num-seqs")).to_be_visible()
+        await expect(page.get_by_text("model demo: args.max-num-seqs")).to_be_visible()
         # vLLM's parser checks the flags first, and takes as long to import as a start.
         reload = page.get_by_role("button", name="Reload")
         await expect(reload).to_be_enabled(timeout=START_S * 1000)

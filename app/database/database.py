@@ -358,9 +358,23 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     # SQLAlchemy's documented recipe: the driver must not begin transactions by itself.
     connection.isolation_level = None
     if isinstance(connection, AdaptedConnection):  # one visit to its thread, not four for each
-        connection.run_async(lambda driver: driver.executescript(_PRAGMAS))
+        connection.run_async(_set_pragmas)
     else:
         connection.executescript(_PRAGMAS)
+
+
+async def _set_pragmas(connection: aiosqlite.Connection) -> None:
+    """Set them when no other gateway does: SQLite waits for none that switches to WAL as well."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            await connection.executescript(_PRAGMAS)
+            return
+        except sqlite3.OperationalError as error:
+            if clock() > until or error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+        await asyncio.sleep(0.01)
 
 
 def _begin_sqlite(connection: Any) -> None:

@@ -1,6 +1,6 @@
 """The wall clock and the monotonic clock of sign-ins, sessions and access tokens, moved by a test.
 
-Real processes beside the test keep the real time.
+Real processes next to the test keep the real time.
 """
 
 import time

@@ -638,7 +638,7 @@ class TestLanes:
                 await used(database, Lane.REQUESTS)
             with pytest.raises(DatabaseBusy, match="too many requests wait"):
                 await asyncio.gather(*waiting)
-        await asyncio.gather(*(used(database, lane) for lane in Lane for _ in range(5)))
+        await asyncio.gather(*(used(database, lane) for lane in Lane for _ in range(20)))
 
     async def test_every_lane_is_used_at_once(self, database: Database) -> None:
         await database.migrate()

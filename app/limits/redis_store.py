@@ -106,15 +106,15 @@ class RedisStore:
     # Called with the reason when the breaker opens, and with None when it closes.
     on_change: Callable[[str | None], None]
     on_failure: Callable[[], None]  # after each failed call
-    gateway: str = field(default_factory=lambda: secrets.token_hex(6))
-    leases_made: int = 0
-    breaker_open: asyncio.Event = field(default_factory=asyncio.Event)
-    sender: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    waiting: list[_Waiting] = field(default_factory=list)
-    ended: list[Release] = field(default_factory=list)
-    due: list[str] = field(default_factory=list)  # leases to renew
-    held: dict[str, Terms] = field(default_factory=dict)
+    gateway: str = field(init=False, default_factory=lambda: secrets.token_hex(6))
+    leases_made: int = field(init=False, default=0)
+    breaker_open: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    sender: asyncio.Task[None] | None = field(init=False, default=None)
+    timer: asyncio.TimerHandle | None = field(init=False, default=None)
+    waiting: list[_Waiting] = field(init=False, default_factory=list)
+    ended: list[Release] = field(init=False, default_factory=list)
+    due: list[str] = field(init=False, default_factory=list)  # leases to renew
+    held: dict[str, Terms] = field(init=False, default_factory=dict)
 
     async def decide(self, terms: Terms) -> LeasedReading:
         """Admit a request and charge all its limits, or none. Raises RedisUnavailable.

@@ -622,7 +622,8 @@ async def _main(options: argparse.Namespace) -> None:
     if options.fake_start == "refuse":
         print("api_server.py: error: unrecognized arguments: --no-such-flag=3", flush=True)
         sys.exit(2)
-    if options.fake_start == "crash":
+    failing = options.fake_crash_while is not None and options.fake_crash_while.exists()
+    if options.fake_start == "crash" or failing:
         print(
             "(EngineCore pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache"
         )
@@ -691,6 +692,7 @@ if __name__ == "__main__":
     parser.add_argument("--fake-start", default="ok")
     parser.add_argument("--fake-tasks", nargs="+")
     # When there is a file: a test decides it.
+    parser.add_argument("--fake-crash-while", type=Path)
     parser.add_argument("--fake-load-until", type=Path)
     parser.add_argument("--fake-die-when", type=Path)
     parser.add_argument("--fake-die-after-s", type=float, default=math.inf)

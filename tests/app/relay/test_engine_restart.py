@@ -189,20 +189,18 @@ async def test_wait_without_fallbacks_is_bounded_by_load_wait_s(tmp_path: Path) 
         assert await gateway.metric("gateway_queue_wait_seconds_count", model="demo") == 1
 
 
-def failing_while_absent(up: Path, *, budget: int) -> dict[str, Any]:
-    """An engine each of whose starts fails while there is no such file."""
+def failing_while(failing: Path, *, budget: int) -> dict[str, Any]:
+    """An engine each of whose starts fails while there is such a file."""
     restart = {"backoff_s": 0.05, "max_backoff_s": 0.05, "budget": budget}
-    engine = process(**{"fake-load-until": str(up)})
-    return engine | {"start_timeout_s": 0.7, "restart": restart}
+    return process(**{"fake-crash-while": str(failing)}) | {"restart": restart}
 
 
 async def test_restart_that_fails_is_waited_for_while_another_follows(tmp_path: Path) -> None:
-    up = tmp_path / "up"
-    up.touch()
-    model = alone(failing_while_absent(up, budget=50))
+    failing = tmp_path / "failing"
+    model = alone(failing_while(failing, budget=50))
     async with serving(model, tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.READY)
-        up.unlink()
+        failing.touch()
         kill(gateway)
         await wait_until(lambda: state(gateway, "demo-0") is not EngineState.READY)
         before = asyncio.create_task(gateway.chat())
@@ -210,18 +208,17 @@ async def test_restart_that_fails_is_waited_for_while_another_follows(tmp_path: 
         await wait_until(lambda: engine.restarts >= 2)
         after = asyncio.create_task(gateway.chat())
         await until_waiting(gateway, 2)
-        up.touch()
+        failing.unlink()
         assert [answer.status_code for answer in (await before, await after)] == [200, 200]
         await at_rest_alone(gateway)
 
 
 async def test_end_of_the_restarts_ends_the_wait(tmp_path: Path) -> None:
-    up = tmp_path / "up"
-    up.touch()
-    model = alone(failing_while_absent(up, budget=2))
+    failing = tmp_path / "failing"
+    model = alone(failing_while(failing, budget=2))
     async with serving(model, tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.READY)
-        up.unlink()
+        failing.touch()
         kill(gateway)
         await wait_until(lambda: state(gateway, "demo-0") is not EngineState.READY)
         answer = await gateway.chat()
@@ -231,8 +228,9 @@ async def test_end_of_the_restarts_ends_the_wait(tmp_path: Path) -> None:
 
 
 async def test_first_start_that_fails_ends_the_wait(tmp_path: Path) -> None:
-    up = tmp_path / "up"
-    model = alone(failing_while_absent(up, budget=50))
+    never = process(**{"fake-start": "hang"})
+    restart = {"backoff_s": 0.05, "max_backoff_s": 0.05, "budget": 50}
+    model = alone(never | {"start_timeout_s": 0.7, "restart": restart})
     async with serving(model, tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.STARTING)
         answer = await gateway.chat()

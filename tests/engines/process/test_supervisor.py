@@ -573,15 +573,18 @@ class TestStarting:
     async def test_engine_that_has_served_is_started_again_after_a_failed_start(
         self, make: Make, tmp_path: Path
     ) -> None:
-        up = tmp_path / "up"
+        up, failing = tmp_path / "up", tmp_path / "failing"
         up.touch()
         engine = make(
-            args={"fake-load-until": str(up)}, restart=AT_ONCE | {"budget": 50}, start_timeout_s=0.7
+            args={"fake-load-until": str(up), "fake-crash-while": str(failing)},
+            restart=AT_ONCE | {"budget": 50},
         )
         await ready(engine)
         up.unlink()
+        failing.touch()
         family(engine)[0].kill()
         await wait_until(lambda: engine.restarts >= 2)
+        failing.unlink()
         await wait_until(lambda: (start := engine.starting) is not None and start.after_failure)
         assert engine.starting is not None
         assert engine.starting.expected_s is None

@@ -24,9 +24,10 @@ that is old enough would be served before important ones.
 """
 
 import heapq
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import chain, islice
 from math import inf
 from typing import Generic, TypeVar
 
@@ -42,12 +43,15 @@ REMEMBERED = 256
 # one the other costs would be lost in rounding.
 MIN_COST, MAX_COST = 1.0, 1e9
 MIN_WEIGHT = 1e-3
+# Keys, and requests of all of them together, that are looked at to count how many are served before
+# a request; those that are not are taken to be like these. It takes less than a millisecond.
+MAX_KEYS_COUNTED, MAX_COUNTED = 64, 512
 
 
 class QueueEntry(Generic[T]):
     """An item in the queue."""
 
-    __slots__ = ("cost", "deadline", "flow", "item", "priority", "span")
+    __slots__ = ("cost", "deadline", "flow", "item", "number", "priority", "span")
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class QueueEntry(Generic[T]):
         self.cost = cost
         self.span = span  # cost / weight: distance by which it moves its key's tag
         self.deadline = deadline
+        self.number = 0  # later ones of its key have larger ones
 
 
 class _Flow(Generic[T]):
@@ -73,7 +78,7 @@ class _Flow(Generic[T]):
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[QueueEntry[T], None] = OrderedDict()
-        # Those with a deadline, and some that have left: a heap by deadline and arrival.
+        # Those with a deadline: sorted by deadline and number.
         self.by_deadline: list[tuple[float, int, QueueEntry[T]]] = []
         self.finish = 0.0
         # Start tag of its first request and number of the tag, while it is in the heap.
@@ -85,25 +90,24 @@ class _Flow(Generic[T]):
     def add(self, entry: QueueEntry[T], number: int) -> None:
         """Add a request; a later one has a larger number."""
         self.waiting[entry] = None
+        entry.number = number
         if entry.deadline is not None:
-            if len(self.by_deadline) > 2 * len(self.waiting):
-                self.by_deadline = [one for one in self.by_deadline if one[2] in self.waiting]
-                heapq.heapify(self.by_deadline)
-            heapq.heappush(self.by_deadline, (entry.deadline, number, entry))
+            insort(self.by_deadline, (entry.deadline, number, entry))
+
+    def remove(self, entry: QueueEntry[T]) -> None:
+        """Remove a waiting request."""
+        del self.waiting[entry]
+        if entry.deadline is not None:
+            del self.by_deadline[bisect_left(self.by_deadline, (entry.deadline, entry.number))]
 
     def first(self) -> QueueEntry[T]:
         """Return the request that is served next; one must wait."""
-        while self.by_deadline:
-            if (entry := self.by_deadline[0][2]) in self.waiting:
-                return entry
-            heapq.heappop(self.by_deadline)
-        return next(iter(self.waiting))
+        return self.by_deadline[0][2] if self.by_deadline else next(iter(self.waiting))
 
-    def in_order(self) -> Sequence[QueueEntry[T]]:
-        """Return the waiting requests as they are served."""
-        if not self.by_deadline:
-            return list(self.waiting)
-        return sorted(self.waiting, key=lambda one: inf if one.deadline is None else one.deadline)
+    def in_order(self) -> Iterator[QueueEntry[T]]:
+        """Yield the waiting requests as they are served."""
+        dated = (entry for _, _, entry in self.by_deadline)
+        return chain(dated, (entry for entry in self.waiting if entry.deadline is None))
 
 
 class _PriorityClass(Generic[T]):
@@ -153,16 +157,27 @@ class _PriorityClass(Generic[T]):
     def count_ahead(self, key: str, deadline: float) -> int:
         """Return how many requests are served before a new one with a deadline."""
         own = self._flows.get(key)
-        ahead: list[QueueEntry[T]] = []
+        ahead, waiting = 0, 0
         tag = (self._now, self._tags + 1)
         if own is not None:
+            waiting = len(own.waiting)
             tag = own.tag if own.tagged else (max(self._now, own.finish), tag[1])
-            ahead = [e for e in own.waiting if e.deadline is not None and e.deadline <= deadline]
-        if ahead:
-            tag = (tag[0] + sum(entry.span for entry in ahead), self._tags + 1)
-        return len(ahead) + sum(
-            _count_before(flow, tag) for flow in self._flows.values() if flow is not own
-        )
+            ahead = bisect_right(own.by_deadline, (deadline, inf))
+        if own is not None and ahead:
+            counted = own.by_deadline[: min(ahead, MAX_COUNTED)]
+            span = sum(entry.span for _, _, entry in counted) * ahead / len(counted)
+            tag = (tag[0] + span, self._tags + 1)
+        return ahead + self._count_others(own, self.size - waiting, tag)
+
+    def _count_others(self, own: _Flow[T] | None, size: int, tag: tuple[float, int]) -> int:
+        """Return how many of the requests of other keys, `size`, are served before a tag."""
+        others = (flow for flow in self._flows.values() if flow.waiting and flow is not own)
+        flows = list(islice(others, MAX_KEYS_COUNTED))
+        seen = sum(len(flow.waiting) for flow in flows)
+        if not seen:
+            return 0
+        each = max(MAX_COUNTED // len(flows), 1)
+        return round(sum(_count_before(flow, tag, each) for flow in flows) * size / seen)
 
     def pop(self) -> QueueEntry[T]:
         """Remove and return the next entry; the class must not be empty."""
@@ -188,7 +203,7 @@ class _PriorityClass(Generic[T]):
         heapq.heappush(self._heap, self._tag(flow.finish, flow))
 
     def remove(self, entry: QueueEntry[T]) -> None:
-        del entry.flow.waiting[entry]
+        entry.flow.remove(entry)
         self.size -= 1
 
     def _tag(self, start: float, flow: _Flow[T]) -> tuple[float, int, _Flow[T]]:
@@ -216,18 +231,21 @@ class _PriorityClass(Generic[T]):
         heapq.heapify(self._heap)
 
 
-def _count_before(flow: _Flow[T], tag: tuple[float, int]) -> int:
+def _count_before(flow: _Flow[T], tag: tuple[float, int], most: int) -> float:
     """Return how many waiting requests of a key are served before one with a tag.
 
-    Of equal start tags only the first is compared by its number.
+    Of equal start tags only the first is compared by its number. After `most` requests the rest are
+    taken to be of their mean size.
     """
-    count, own = 0, flow.tag
-    for entry in flow.in_order():
+    count, own, spans = 0, flow.tag, 0.0
+    for entry in islice(flow.in_order(), most):
         if own > tag:
-            break
+            return count
         count += 1
+        spans += entry.span
         own = own[0] + entry.span, 0
-    return count
+    more = max(tag[0] - own[0], 0.0) * count / spans
+    return count + min(more, len(flow.waiting) - count)
 
 
 class FairQueue(Generic[T]):
@@ -270,7 +288,8 @@ class FairQueue(Generic[T]):
     def count_ahead(self, key: str, priority: int, deadline: float) -> int:
         """Return how many of the waiting items are served before a new one with a deadline.
 
-        Without those that come later, and without the share of lower priorities. Takes O(n).
+        Without those that come later, and without the share of lower priorities. It is exact for as
+        many as are counted, and an estimate beyond.
         """
         ahead = 0
         for other in self._order:

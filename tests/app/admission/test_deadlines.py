@@ -1,10 +1,14 @@
 """The order of requests with deadlines, and how many are served before a new one."""
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.admission import fair_queue
 from app.admission.fair_queue import FairQueue, QueueEntry
 from app.admission.service_rate import ServiceRate
 
@@ -62,10 +66,80 @@ def test_so_many_are_served_before_a_new_request_as_were_counted(
         elif entries:
             queue.remove(entries.pop(number % len(entries)))
     counted = queue.count_ahead(key, 0, deadline)
+    assert counted == _served_before(queue, key, deadline)
+
+
+def _served_before(queue: FairQueue[str], key: str, deadline: float) -> int:
+    """Return how many requests are served before a new one, by serving them."""
     with_it = copy.deepcopy(queue)
     with_it.push("new", key, 0, WEIGHTS.get(key, 1.0), 100, deadline)
-    order = [with_it.pop().item for _ in range(with_it.size)]
-    assert order.index("new") == counted
+    return [with_it.pop().item for _ in range(with_it.size)].index("new")
+
+
+@given(
+    pushes=st.lists(st.tuples(st.sampled_from("ab"), DEADLINES), min_size=1, max_size=60),
+    served=st.integers(0, 20),
+    key=st.sampled_from("abd"),
+    deadline=st.integers(0, 10).map(float),
+    most=st.integers(2, 8),
+)
+def test_of_requests_of_one_size_the_count_is_exact_however_few_are_looked_at(
+    pushes: list[tuple[str, float | None]], served: int, key: str, deadline: float, most: int
+) -> None:
+    queue: FairQueue[str] = FairQueue()
+    for owner, due in pushes:
+        queue.push(owner, owner, 0, 1.0, 100, due)
+    for _ in range(min(served, queue.size - 1)):
+        queue.pop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fair_queue, "MAX_COUNTED", most)
+        counted = queue.count_ahead(key, 0, deadline)
+    plain = queue.count_ahead(key, 0, deadline)
+    # Of two keys at one moment the number of the tag decides, which an estimate does not have.
+    assert abs(counted - plain) <= 1
+    assert abs(plain - _served_before(queue, key, deadline)) <= 1
+
+
+@given(
+    costs=st.lists(st.tuples(st.sampled_from("abc"), st.integers(50, 200)), max_size=80),
+    deadline=st.integers(0, 10).map(float),
+    most=st.integers(1, 8),
+    keys=st.integers(1, 3),
+)
+def test_an_estimate_counts_own_requests_that_are_due_and_no_more_than_wait(
+    costs: list[tuple[str, int]], deadline: float, most: int, keys: int
+) -> None:
+    queue: FairQueue[str] = FairQueue()
+    for owner, cost in costs:
+        queue.push(owner, owner, 0, 1.0, cost, cost % 10.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fair_queue, "MAX_COUNTED", most)
+        patch.setattr(fair_queue, "MAX_KEYS_COUNTED", keys)
+        counted = queue.count_ahead("a", 0, deadline)
+    due = [owner for owner, cost in costs if owner == "a" and cost % 10 <= deadline]
+    assert len(due) <= counted <= queue.size
+
+
+@pytest.mark.parametrize("keys", [1, 50, 5000])
+def test_few_requests_are_looked_at_in_a_long_queue(
+    keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(10_000):
+        queue.push(number, f"key-{number % keys}", 0, 1.0, 100, float(number))
+    looked_at = 0
+    in_order = fair_queue._Flow.in_order
+
+    def counting(flow: fair_queue._Flow[Any]) -> Iterator[QueueEntry[Any]]:
+        nonlocal looked_at
+        for entry in in_order(flow):
+            looked_at += 1
+            yield entry
+
+    monkeypatch.setattr(fair_queue._Flow, "in_order", counting)
+    queue.push(-1, "new", 0, 1.0, 1_000_000, 0.0)
+    assert queue.count_ahead("new", 0, 1.0) == 10_001
+    assert looked_at <= fair_queue.MAX_COUNTED
 
 
 def test_requests_of_other_keys_count_in_the_order_of_their_deadlines() -> None:

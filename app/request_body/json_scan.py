@@ -140,6 +140,11 @@ _ESCAPE = (
 )
 _CONTENT = rb'[^"\\\x00-\x1f]*+(?>(?:%b[^"\\\x00-\x1f]*+)*)' % _ESCAPE
 _content = re.compile(_CONTENT)
+# From a place in a string on, which may be within an escape, or between two of a pair.
+_content_from_within = re.compile(
+    rb'[^"\\\x00-\x1f]*+(?>(?:\\u[dD][c-fC-F]%b{2})?)%b' % (_HEX, _CONTENT)
+)
+_MAX_CUT = 11  # of two escapes for one character, without the last digit
 _partial_escape = re.compile(
     rb"(?:\\(?:u(?:%b{0,3}|[dD][89abAB]%b{2}(?:\\(?:u(?:[dD](?:[c-fC-F]%b?)?)?)?)?)?)?)?"
     % ((_HEX,) * 3)
@@ -261,7 +266,7 @@ class JsonScanner:
 
     def _read_on_in_string(self, text: bytes, origin: int) -> int:
         """Return the end of the open string, or of the part of it that has arrived."""
-        end = _end_of(_content, text, 0)
+        end = _end_of_content(text)
         if text[end : end + 1] != b'"':
             self._rest = _cut_escape(text, end, origin)
             return end
@@ -274,7 +279,8 @@ class JsonScanner:
         """Return the end of what can be parsed, before an open string or a last scalar."""
         if plain.count(b'"', start) % 2:
             end = plain.rindex(b'"')
-            self._rest = _cut_escape(text, _end_of(_content, text, end + 1), origin)
+            begun = end + 1
+            self._rest = _cut_escape(text, begun + _end_of_content(text[begun:]), origin)
             self._in_string = True
             return end
         end = start + len(text[start:].rstrip(_SCALAR))
@@ -323,7 +329,7 @@ class JsonScanner:
                 case _State.BETWEEN:
                     at = _end_of(_between, text, at)
                     if at < end:
-                        at = self._read_name(text, at)
+                        at = self._read_name(window, at)
                 case _State.BEFORE_VALUE:
                     at = _end_of(_before_value, text, at)
                     if at < end:
@@ -332,13 +338,13 @@ class JsonScanner:
                 case _State.IN_VALUE:
                     at = self._read_nested(window, at, len(window.open_before) - 1)
 
-    def _read_name(self, text: bytes, at: int) -> int:
-        end = _end_of(_content, text, at + 1) + 1
+    def _read_name(self, window: "_Window", at: int) -> int:
+        end = window.end_of_string(at)
         if end - at - 2 > MAX_NAME:
             raise TokenTooLong("name", MAX_NAME)
         if len(self._members) == self._bounds.members:
             raise TooManyMembers(f"the body has over {self._bounds.members} members")
-        name = _name.decode(text[at:end])
+        name = _name.decode(window.text[at:end])
         folded = name.casefold()
         if folded in self._folded:
             raise RepeatedMember(name)
@@ -352,7 +358,7 @@ class JsonScanner:
             case Kind.ARRAY | Kind.OBJECT:
                 return self._read_nested(window, at, 0)
             case Kind.STRING:
-                at = _end_of(_content, window.text, at + 1) + 1
+                at = window.end_of_string(at)
             case _:
                 at = _end_of(_scalar, window.text, at)
         self._end_member(window.origin + at)
@@ -402,6 +408,10 @@ class _Window(msgspec.Struct):
     depths: bytes  # before the first bracket and after each
     after_bracket: int  # an offset in `text`
     brackets: int = 0  # of the window, before that offset
+
+    def end_of_string(self, at: int) -> int:
+        """Return the offset after the string that begins at `at`."""
+        return self.plain.index(b'"', at + 1) + 1
 
     def end_of_nested(self) -> int | None:
         """Return the next offset where an array or object of a member ends, or None."""
@@ -467,6 +477,28 @@ def _check_syntax(prefix: bytes, new: bytes, suffix: bytes, offset: int) -> None
         raise NotJson(offset + min(max(at, 0), len(new))) from None
 
 
+def _end_of_content(text: bytes) -> int:
+    """Return the end of the part of a string that has arrived: a quote, a cut escape, a fault.
+
+    msgspec reads it several times as fast as a pattern, which finds the fault where there is one.
+    """
+    end = _without_escapes(text).find(b'"')
+    if end < 0:
+        end = _start_of_cut_escape(text)
+    try:
+        _document.decode(b'"%b"' % text[:end])
+    except msgspec.DecodeError:
+        return _end_of(_content, text, 0)
+    return end
+
+
+def _start_of_cut_escape(text: bytes) -> int:
+    """Return where valid text of a string has the escape that its end cuts; its end if none."""
+    at = max(len(text) - _MAX_CUT, 0)
+    backslashes = at - len(text[:at].rstrip(b"\\"))
+    return _end_of(_content_from_within, text, min(at + backslashes % 2, len(text)))
+
+
 def _cut_escape(text: bytes, at: int, origin: int) -> bytes:
     """Return the escape that the end of the text cuts, if any. Raises NotJson on anything else."""
     if not _partial_escape.fullmatch(text, at):
@@ -484,7 +516,7 @@ def find_lone_surrogate(text: bytes) -> int | None:
 
 def _without_escapes(text: bytes) -> bytes:
     """Return a text of the same length in which each quotation mark begins or ends a string."""
-    if b"\\" not in text:
+    if b'\\"' not in text:
         return text
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
 

@@ -53,6 +53,9 @@ def every_cut(body: bytes) -> list[list[int]]:
     return [[], *([place] for place in range(len(body) + 1)), list(range(len(body)))]
 
 
+# In a string, more than the end of a piece can cut.
+ESCAPES = "\\\\" * 8 + "\\ud83d\\ude00" * 2 + '\\\\\\"u\\u0041' + "\\\\ud83d\\n"
+
 # Values that differ in what a parser must look at; the length of a string is of little interest.
 SCALARS = st.one_of(
     st.none(),
@@ -267,6 +270,7 @@ class TestVerdicts:
         [
             *("", "01", "-", "1.", ".5", "+1", "1e", "1e+", "NaN", "Infinity", "-Infinity", "0x1"),
             *("tru", "nulll", "True", "'a'", "/**/1", "[1,]", "[,]", "[1 2]", "[1,,2]", '["a":1]'),
+            *(f'"{ESCAPES}{end}"' for end in ("\\q", "\\ud83d", "\\udc00", "\\u00g", "\n")),
             *('{"a":1,}', '{"a"}', "{1:2}", '{"a" 1}', '{"a":}', "{,}", "[}", "{]", "[1}", "]"),
             *('"\\q"', '"\\u00g0"', '"\\ud800"', '"\\udc00"', '"\\ud800\\ud800"', '"\\ud800a"'),
             *('"\t"', '"\n"', '"\x00"', '"\x1f"', "\x0b1", "\xa01", "1\x00", "\ufeff1", "[tru]"),
@@ -285,6 +289,7 @@ class TestVerdicts:
         [
             *("-0", "0e0", "-0.0E-0", "1E400", "123456789012345678901234567890", "[0,-1.5e+3]"),
             *('"\\/\\b\\f\\n\\r\\t\\"\\\\"', '"\\u0000"', '"\\ud83d\\ude00"', '"\x7f"', '"\u2028"'),
+            f'"{ESCAPES}"',
             *('"\U0001f600"', '[["\\ud83d\\ude00", "é"], {"é": "\\\\"}]', "{}", "[[],{}]", '""'),
         ],
     )

@@ -69,6 +69,10 @@ class AdapterLoader:
         self._present = None
         self._status.adapters = {}
 
+    def end_run(self) -> None:
+        """Take note that the process was stopped: it did not die of what it was loading."""
+        self._loading = None
+
     async def load(self) -> None:
         """Load and unload until the server has what is wanted, as far as that is possible."""
         wanted = {name: path for name, path in self._status.wanted_adapters.items() if path}

@@ -1,5 +1,6 @@
 """The fake's LoRA adapters, as vLLM 0.32 loads and unloads them (seen on the real one)."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,11 @@ MAX_RANK = 16
 
 
 class AdapterRoutes:
-    """The adapters of one fake server. An adapter with `fake: die` ends the process."""
+    """The adapters of one fake server.
+
+    An adapter with `fake: die` ends the process; the load of one with `fake: hang` never ends, and
+    makes a file `asked` in its directory.
+    """
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -25,15 +30,15 @@ class AdapterRoutes:
             for name, path in self.paths.items()
         ]
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[bytes, int]:
+    async def answer(self, path: str, body: dict[str, Any]) -> tuple[bytes, int]:
         """Return the body and the status of an answer to a POST."""
         load = path == "/v1/load_lora_adapter"
         name, source = body.get("lora_name"), body.get("lora_path")
         if not name or (load and not source):
             return _error("Field required", "Bad Request", 400)
-        return self._load(name, str(source), body) if load else self._unload(name)
+        return await self._load(name, str(source), body) if load else self._unload(name)
 
-    def _load(self, name: str, source: str, body: dict[str, Any]) -> tuple[bytes, int]:
+    async def _load(self, name: str, source: str, body: dict[str, Any]) -> tuple[bytes, int]:
         if name == self._model:
             said = f"The lora adapter '{name}' conflicts with a served base model."
             return _error(said, "InvalidUserInput", 400)
@@ -49,6 +54,9 @@ class AdapterRoutes:
             return _error(said, "NotFoundError", 404)
         if config.get("fake") == "die":
             os._exit(9)
+        if config.get("fake") == "hang":
+            (Path(source) / "asked").touch()
+            await asyncio.Event().wait()
         if config["r"] > MAX_RANK:
             said = (
                 f"Call to add_lora method failed: Worker failed with error 'LoRA rank "

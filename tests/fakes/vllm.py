@@ -269,7 +269,7 @@ class Fake:
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             if self.adapters is None:
                 return self.plain(writer, b'{"detail":"Not Found"}', 404)
-            return self.plain(writer, *self.adapters.answer(path, self._parse(request)))
+            return self.plain(writer, *await self.adapters.answer(path, self._parse(request)))
         if path == "/openapi.json":
             routes: dict[str, Any] = {route: {} for route in ROUTES if self._has(route)}
             return self.plain(writer, json.dumps({"paths": routes}).encode())

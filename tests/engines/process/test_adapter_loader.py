@@ -176,6 +176,19 @@ class TestFaults:
             deadly, AdapterPhase.FAILED, "the engine died while it loaded it"
         )
 
+    async def test_adapter_of_an_engine_that_was_stopped_meanwhile_is_loaded_at_the_next_start(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        slow = write_adapter(tmp_path / "slow", fake="hang")
+        engine = make()
+        await ready(engine)
+        engine.want_adapters({"slow": str(slow)})
+        await wait_until((slow / "asked").exists)
+        await engine.stop(0.0)
+        write_adapter(slow)
+        await ready(engine)
+        assert engine.has_adapter("slow", str(slow))
+
 
 async def _until_served(engine: ProcessEngine, names: set[str]) -> bool:
     for _ in range(200):

@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,16 @@ class ContainerRun:
         print(f"Pulling image {image}", flush=True)
         name, tag = split_reference(image)
         query = {"fromImage": name, "tag": tag}
-        layers: dict[str, tuple[int, int]] = {}
+        layers: dict[object, tuple[int, int]] = {}
         shown_at = time.monotonic()
         with self.api.open("POST", "/images/create", query=query, timeout_s=None) as response:
-            for line in response:
-                event = json.loads(line)
+            for event in read_events(response, image):
                 if said := event.get("error"):
                     raise StartError(f"cannot pull image {image}: {one_line(str(said))}")
                 detail = event.get("progressDetail") or {}
                 if event.get("status") == "Downloading" and detail.get("total"):
-                    layers[event["id"]] = (detail["current"], detail["total"])
+                    # Docker leaves out a number that is 0.
+                    layers[event.get("id")] = (detail.get("current", 0), detail["total"])
                 if layers and time.monotonic() - shown_at >= PROGRESS_S:
                     shown_at = time.monotonic()
                     done, total = (sum(numbers) for numbers in zip(*layers.values(), strict=True))
@@ -212,14 +213,28 @@ class ContainerRun:
             try:
                 path = f"{self.path}/logs"
                 with self.api.open("GET", path, query=query, timeout_s=None) as response:
-                    while header := response.read(8):  # stream, three zeros, length of the rest
-                        write_all(response.read(int.from_bytes(header[4:])))
+                    try:
+                        while header := response.read(8):  # stream, three zeros, length of the rest
+                            write_all(response.read(int.from_bytes(header[4:])))
+                    finally:
+                        # Not of a try that failed: the daemon keeps the output until it is back.
+                        query["since"] = str(int(time.time()))
             except (DaemonError, OSError, http.client.HTTPException):
                 pass
             if last:
                 return
-            query["since"] = str(int(time.time()))
             self.ended.wait(RETRY_S)
+
+
+def read_events(response: http.client.HTTPResponse, image: str) -> Iterator[dict[str, Any]]:
+    """Yield what the daemon says of a pull. Raises StartError where it ends within a line."""
+    try:
+        for line in response:
+            yield json.loads(line)
+    except (OSError, http.client.HTTPException, ValueError):
+        raise StartError(
+            f"cannot pull image {image}: the connection to the daemon broke off"
+        ) from None
 
 
 def split_reference(image: str) -> tuple[str, str]:

@@ -15,6 +15,8 @@ from urllib.parse import quote, urlencode
 
 # Creating a container may unpack layers first.
 TIMEOUT_S = 60.0
+# For the first request, by which a daemon that hangs is found.
+PING_TIMEOUT_S = 10.0
 
 
 class DaemonError(Exception):
@@ -115,7 +117,7 @@ class DockerApi:
 
     def _read_version(self) -> str:
         """Return the path of the daemon's newest version of the API."""
-        with self._request("GET", "/_ping", None, TIMEOUT_S) as response:
+        with self._request("GET", "/_ping", None, PING_TIMEOUT_S) as response:
             version = response.headers.get("Api-Version")
         if version is None:
             raise DaemonUnavailable(f"{self.path} is not a socket of Docker or Podman")

@@ -1,15 +1,20 @@
 """The script that runs a container, with a daemon that is none."""
 
+import http.client
+import io
+import json
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engines.guard import containers
-from engines.guard.container_run import ContainerRun
+from engines.guard.container_run import ContainerRun, StartError
+from engines.guard.docker_api import DaemonUnavailable
 
 PLAN = {"socket": "/none", "name": "demo", "image": "i", "pull": "missing", "body": {}}
 
@@ -76,3 +81,63 @@ def test_daemon_is_asked_for_nothing_while_the_container_runs(
         process.kill()
         waiting.join()
     assert daemon.asked[1:] == [f"/containers/x/{last}" for last in ("json", "wait", "json")]
+
+
+class Pull(io.BytesIO):
+    """A daemon's answer to a pull; `ends` with the whole of it, or in the middle."""
+
+    def __init__(self, *events: dict[str, Any], ends: bool = True) -> None:
+        super().__init__(b"".join(json.dumps(event).encode() + b"\r\n" for event in events))
+        self._ends = ends
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from io.BytesIO(self.getvalue())
+        if not self._ends:
+            raise http.client.IncompleteRead(b"")
+
+
+def pull(answer: Pull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.guard.container_run.PROGRESS_S", 0.0)
+    run = ContainerRun(tmp_path, PLAN)
+    run.api = SimpleNamespace(open=lambda *_, **__: answer)  # type: ignore[assignment]
+    run.pull("i")
+
+
+def test_layer_of_which_nothing_is_here_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Docker leaves `current` out while it is 0."""
+    total = {"total": 4 * 2**20}
+    first = {"status": "Downloading", "id": "a", "progressDetail": total}
+    second = {**first, "id": "b", "progressDetail": {**total, "current": 2**20}}
+    pull(Pull(first, second), tmp_path, monkeypatch)
+    assert capsys.readouterr().out.endswith("Pulling image: 12% | 1/8 [MiB]\n")
+
+
+def test_daemon_that_ends_in_a_pull_is_a_fault_that_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StartError, match=r"^cannot pull image i: the connection to the daemon"):
+        pull(Pull({"status": "Pulling"}, ends=False), tmp_path, monkeypatch)
+
+
+def test_output_during_a_restart_of_the_daemon_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, clock, asked = ContainerRun(tmp_path, PLAN), iter(range(100, 200)), []
+    monkeypatch.setattr("engines.guard.container_run.RETRY_S", 0.0)
+    monkeypatch.setattr(
+        "engines.guard.container_run.time", SimpleNamespace(time=lambda: next(clock))
+    )
+
+    def logs(*_: Any, query: dict[str, str], **__: Any) -> io.BytesIO:
+        asked.append(query.get("since"))
+        if len(asked) in (2, 3):
+            raise DaemonUnavailable
+        if len(asked) == 4:
+            run.ended.set()
+        return io.BytesIO()
+
+    run.api = SimpleNamespace(open=logs)  # type: ignore[assignment]
+    run.copy_output()
+    assert asked == [None, "100", "100", "100", "101"]

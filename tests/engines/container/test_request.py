@@ -1,5 +1,6 @@
 """What the daemon is asked for, and which daemon."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,17 @@ def test_socket_without_permission_is_reported_with_what_to_do() -> None:
     assert str(fault).startswith("no permission for the socket /run/docker.sock: the user of")
 
 
+def test_daemon_that_hangs_is_found_at_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.guard.docker_api.PING_TIMEOUT_S", 0.01)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "d.sock"))
+        listener.listen()
+        with pytest.raises(DaemonUnavailable, match=r"d\.sock does not respond: timed out"):
+            DockerApi(str(tmp_path / "d.sock")).call("DELETE", "/containers/x")
+
+
 def test_progress_of_a_pull_is_read_from_the_log() -> None:
     log = StartupLog()
     log.feed("Pulling image localhost:5000/a/b:1")
@@ -151,6 +163,7 @@ def test_progress_of_a_pull_is_read_from_the_log() -> None:
         ("image a/b:1 is not on this machine, and pull is never", True),
         ("cannot pull image a/b:1: manifest unknown", True),
         ("cannot pull image a/b:1: write /x: No space left on device", False),
+        ("cannot pull image a/b:1: the connection to the daemon broke off", False),
         ("cannot pull image a/b:1: dial tcp: lookup x: no such host", False),
     ],
 )

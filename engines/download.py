@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 GIB = 2**30
 # Files that vLLM does not read: formats of other libraries, and the authors' own copies.
@@ -49,6 +50,9 @@ class TooManyRequests(DownloadError):
 class Download(ABC):
     """The files of a model that are still missing here. Sizes are in bytes."""
 
+    # Another run goes on with a file that an earlier one has left incomplete.
+    resumes: ClassVar[bool]
+
     model: str
     files: tuple[str, ...]
     total: int
@@ -80,6 +84,10 @@ class Download(ABC):
     def arrived(self) -> int:
         """Return the bytes of all files at the place, complete or not."""
         return sum(_sizes(self.place))
+
+    def leftover(self) -> int:
+        """Return the bytes of incomplete files at the place that no run will go on with."""
+        return 0 if self.resumes else self.arrived() - sum(_sizes(self.place, complete=True))
 
     def run(self) -> Path:
         """Download what is missing; return the model's directory. Raises DownloadError. Blocks."""
@@ -124,6 +132,16 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             return
         yield found
         found = found.__cause__ or found.__context__
+
+
+def local_fault(error: Exception) -> DownloadError | None:
+    """Return the error of a path that cannot be written, in words; None: it is another one."""
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.filename is not None:
+            return DownloadError(
+                f"cannot write {cause.filename}: {cause.strerror}; name another directory with --to"
+            )
+    return None
 
 
 def _sizes(place: Path, *, complete: bool = False) -> Iterator[int]:

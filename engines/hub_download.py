@@ -20,6 +20,7 @@ from engines.download import (
     DownloadError,
     TooManyRequests,
     causes,
+    local_fault,
     wanted,
 )
 from engines.hub import find_hub
@@ -35,6 +36,7 @@ _RESET = re.compile(r"\bt=(\d{1,6})")
 class HubDownload(Download):
     """A download from the Hugging Face hub."""
 
+    resumes = False
     commit: str
     # None: the cache of huggingface_hub, from which vLLM loads a model by its name.
     directory: Path | None
@@ -159,6 +161,8 @@ def _translated(error: Exception, model: str, revision: str | None = None) -> Do
         return DownloadError("downloads are off: unset HF_HUB_OFFLINE")
     if status is not None and status >= 500:
         return DownloadError(f"{host} answered {status}; try again later")
+    if (fault := local_fault(error)) is not None:
+        return fault
     reason = str(chain[-1]).splitlines()[0][:200] if str(chain[-1]) else type(chain[-1]).__name__
     return DownloadError(
         f"the download of {model} from {host} broke off ({reason}); run the command again: "

@@ -17,6 +17,7 @@ from engines.download import (
     Download,
     DownloadError,
     TooManyRequests,
+    local_fault,
     wanted,
 )
 from engines.hub import is_repository
@@ -28,6 +29,7 @@ DEFAULT_REVISION = "master"
 class ModelScopeDownload(Download):
     """A download from ModelScope."""
 
+    resumes = True
     revision: str
     # What the hub says of the files that are wanted.
     entries: list[dict[str, Any]]
@@ -129,6 +131,8 @@ def _translated(error: Exception, model: str, revision: str) -> DownloadError:
         )
     if status is not None and status >= 500:
         return DownloadError(f"{host} answered {status}; try again later")
+    if (fault := local_fault(error)) is not None:
+        return fault
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return DownloadError(
         f"the download of {model} from {host} broke off ({reason}); run the command again: what is "

@@ -1,6 +1,7 @@
 """`vllm-gateway fetch`: download a model's files before an engine needs them."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -88,6 +89,12 @@ def _fetch(hub: Hub, model: str, revision: str | None, to: Path | None) -> Path:
         + (f", {format_bytes(have)} of them here" if have else ""),
         file=sys.stderr,
     )
+    if left := plan.leftover():
+        complain(
+            f"{format_bytes(left)} in {plan.place} are half files (*.incomplete) of downloads that "
+            "were killed, or still run; no run goes on with them: delete them if none runs"
+        )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with _progress(plan):
             # In a thread, because huggingface_hub delays Ctrl-C until whole files have arrived.

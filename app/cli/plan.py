@@ -48,8 +48,18 @@ def plan(
 
     Exit code 1 if the model does not fit.
     """
-    from engines.plan import PlanError, options_of, plan_lines, plan_memory, read_model_files
+    from engines.plan import (
+        CACHE_TYPES,
+        PlanError,
+        options_of,
+        plan_lines,
+        plan_memory,
+        read_model_files,
+    )
 
+    if kv_cache_dtype not in CACHE_TYPES:
+        known = ", ".join(CACHE_TYPES)
+        fail(f"--kv-cache-dtype must be one of {known}, not {kv_cache_dtype[:50]!r}")
     args = {
         "max-model-len": max_model_len,
         "gpu-memory-utilization": gpu_memory_utilization,

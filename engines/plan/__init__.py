@@ -8,6 +8,7 @@ them together, `plan_text` says it in lines.
 from engines.plan.adapter import find_adapter_fault
 from engines.plan.engine_memory import engine_memory
 from engines.plan.faults import PlanError
+from engines.plan.kv_cache import CACHE_TYPES
 from engines.plan.local_models import LocalModel, local_models
 from engines.plan.memory_plan import (
     MemoryPlan,
@@ -20,6 +21,7 @@ from engines.plan.model_media import media_of_model
 from engines.plan.plan_text import plan_lines
 
 __all__ = [
+    "CACHE_TYPES",
     "LocalModel",
     "MemoryPlan",
     "PlanError",

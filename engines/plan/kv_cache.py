@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from engines.plan.architecture import Kind, Layer
 from engines.plan.faults import PlanError
 
-# Bytes of an element, by --kv-cache-dtype. "auto" is resolved before.
+# Bytes of an element, by the type of the cache. float32 is that of a model, never of the flag.
 ELEMENT_BYTES = {
     "float32": 4,
     "bfloat16": 2,
     "float16": 2,
-    "half": 2,
     "fp8": 1,
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
     "fp8_inc": 1,
     "fp8_ds_mla": 1,
 }
+# Values of --kv-cache-dtype whose size is known; "auto" is resolved before.
+CACHE_TYPES = ("auto", *(name for name in ELEMENT_BYTES if name != "float32"))
 # A token of DeepSeek-V3.2 in an fp8 cache: latent vector, scales and positions in one record.
 SPARSE_FP8_BYTES = 656
 # Groups are split by the rarest kind, unless the commonest is hardly commoner.

@@ -98,8 +98,9 @@ def test_half_a_file_is_no_model_and_the_next_run_goes_on(hub: FakeHub, tmp_path
     assert hub.downloads("config.json") == [""]
 
 
-def test_ctrl_c_ends_a_download_at_once_and_leaves_no_half_file(
-    hub: FakeHub, tmp_path: Path
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_download_at_once_and_leaves_no_half_file(
+    hub: FakeHub, tmp_path: Path, signum: int
 ) -> None:
     hub.files["model.safetensors"] = WEIGHTS * 24
     hub.pause_after = 12 * MIB
@@ -108,7 +109,7 @@ def test_ctrl_c_ends_a_download_at_once_and_leaves_no_half_file(
         command, env=environment(hub, tmp_path), stderr=subprocess.PIPE, text=True
     ) as process:
         poll_until(lambda: any(_halves(tmp_path)), 60)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signum)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.endswith(
@@ -118,6 +119,19 @@ def test_ctrl_c_ends_a_download_at_once_and_leaves_no_half_file(
     hub.go_on.set()
     assert fetch(hub, tmp_path, "--to", str(tmp_path / "model")).returncode == 0
     assert hub.downloads("config.json") == [""]
+
+
+def test_half_file_of_a_killed_download_is_reported(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files["model.safetensors"] = WEIGHTS * 24
+    hub.pause_after = 12 * MIB
+    with subprocess.Popen([COMMAND, "fetch", "org/demo"], env=environment(hub, tmp_path)) as killed:
+        poll_until(lambda: any(_halves(tmp_path)), 60)
+        killed.kill()
+    hub.go_on.set()
+    ended = fetch(hub, tmp_path)
+    assert ended.returncode == 0
+    place = tmp_path / "hub" / "models--org--demo" / "blobs"
+    assert f" MiB in {place} are half files (*.incomplete) of downloads that" in ended.stderr
 
 
 def _halves(place: Path) -> Iterator[Path]:
@@ -152,6 +166,13 @@ def test_what_is_not_there_is_named(
     hub: FakeHub, tmp_path: Path, model: str, options: tuple[str, ...], words: str
 ) -> None:
     assert words in said(fetch(hub, tmp_path, *options, model=model))
+
+
+def test_place_that_cannot_be_written_is_named(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = said(fetch(hub, tmp_path, "--to", str(tmp_path / "file" / "model")))
+    assert line.startswith(f"vllm-gateway: cannot write {tmp_path}/file/model")
+    assert line.endswith(": Not a directory; name another directory with --to")
 
 
 def test_hub_that_fails_is_named(hub: FakeHub, tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ def test_model_that_does_not_fit_exits_with_1_and_the_changes(model: Path) -> No
     assert result.stdout.splitlines()[-1].startswith("change one: --max-model-len ")
 
 
+def test_type_of_cache_whose_size_is_not_known_is_a_fault(model: Path) -> None:
+    result = plan(model, "--gpu-memory", 24, "--kv-cache-dtype", "fp9")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == (
+        "vllm-gateway: --kv-cache-dtype must be one of auto, bfloat16, float16, fp8, fp8_e4m3, "
+        "fp8_e5m2, fp8_inc, fp8_ds_mla, not 'fp9'\n"
+    )
+
+
 def test_memory_is_that_of_the_machines_gpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.gpu.find_accelerator", lambda: AssumedGpus(1, 48.0))
     assert "memory: 48 GiB × 0.92" in plan(model).stdout

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from engines.hub import is_repository
 from engines.spec.base import PlacedError
 from engines.spec.local import LocalSpec
 
@@ -129,8 +130,14 @@ class ContainerSpec(LocalSpec):
     def incomplete_model(self) -> None:
         """Return None: what the directory holds is seen in the container."""
 
-    def doubtful_model(self) -> None:
-        """Return None: the directory is one in the container."""
+    def doubtful_model(self) -> str | None:
+        """Return a note where each start may download the model again."""
+        if self.volumes or not is_repository(self.model):
+            return None
+        return (
+            f"each start downloads {self.model} again, unless the image has it: keep the cache in "
+            "a volume, volumes: [/var/cache/vllm:/cache] and env: {HF_HOME: /cache}"
+        )
 
 
 def _directory(volume: str) -> Path | None:

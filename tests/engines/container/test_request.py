@@ -113,6 +113,14 @@ def test_relative_volume_becomes_absolute_and_a_name_stays(tmp_path: Path) -> No
     assert spec(volumes=volumes).binds == [f"{Path.cwd()}/models:/models:ro", "cache:/cache"]
 
 
+def test_model_that_each_start_downloads_again_is_noted() -> None:
+    note = spec(model="org/name").doubtful_model()
+    assert note is not None
+    assert note.startswith("each start downloads org/name again, unless the image has it: keep")
+    assert spec(model="org/name", volumes=["cache:/cache"]).doubtful_model() is None
+    assert spec(model="/models/name").doubtful_model() is None
+
+
 def test_socket_is_the_configured_one_else_that_of_docker_host() -> None:
     environment = {"DOCKER_HOST": "unix:///run/other.sock"}
     assert find_socket(Path("/a.sock"), environment) == Path("/a.sock")

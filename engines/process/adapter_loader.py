@@ -76,6 +76,9 @@ class AdapterLoader:
     async def load(self) -> None:
         """Load and unload until the server has what is wanted, as far as that is possible."""
         wanted = {name: path for name, path in self._status.wanted_adapters.items() if path}
+        for name, state in self._status.adapters.items():
+            if state.phase is AdapterPhase.FAILED and name not in wanted:
+                self._status.note_adapter(name, None)
         if self._present is None:
             if not wanted:
                 return

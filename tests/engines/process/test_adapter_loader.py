@@ -136,6 +136,8 @@ class TestFaults:
             ),
             "legal": AdapterState(legal, AdapterPhase.LOADED),
         }
+        engine.want_adapters({"legal": legal})
+        await wait_until(lambda: engine.adapters.keys() == {"legal"})
 
     async def test_failed_adapter_is_tried_again(
         self, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,10 +5,7 @@ import base64
 import io
 import json
 import struct
-import zipfile
 from collections.abc import Iterator, Sequence
-from email.parser import BytesParser
-from email.policy import HTTP
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +33,9 @@ def pieces_of(text: str) -> list[bytes]:
 
 def form_of(seen: "Seen") -> list[tuple[str, str | None, bytes]]:
     """Return name, file name and value of each part of a form."""
+    from email.parser import BytesParser
+    from email.policy import HTTP
+
     head = f"content-type: {seen.header('content-type')}\r\n\r\n".encode()
     parts: list[tuple[str, str | None, bytes]] = []
     for part in BytesParser(policy=HTTP).parsebytes(head + seen.body).iter_parts():
@@ -120,6 +120,8 @@ def _file(fake: "Fake", count: int, writer: asyncio.StreamWriter) -> bool:
     """Answer with one image as it is, or with several in a ZIP archive."""
     kind, name, content = "image/png", "image_0.png", PNG
     if count > 1:
+        import zipfile
+
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as files:
             for number in range(count):

@@ -4,8 +4,8 @@ A request goes to a replica that has cached most of its prompt, and among severa
 will have computed the rest first. It goes elsewhere where that would be sooner by more than
 BUDGET_S and the time that it takes to compute the cached part anew, or where the replica is above
 the load bound: a system prompt that all clients send must not keep one replica busy while others
-idle. A prompt of which less is cached has no such budget, and one of which nothing is cached goes
-where every gateway would send it.
+idle. A prompt of which less is cached has no such budget. One of which nothing is cached goes where
+every gateway would send it; a gateway alone does so only among the caches that are the least full.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,9 @@ MOSTLY = 0.8
 # Seconds for which a prompt waits for a replica that has cached it, beyond what it costs to compute
 # it elsewhere, where it would take the place of other prompts in the cache.
 BUDGET_S = 1.0
+# How much fuller, as a share of its size, the cache may be that gets a new prompt. Gateways that do
+# not know of each other agree on an engine the more often, the larger it is.
+EVENLY = 0.1
 # English in JSON. Both the table's size and the tokens in flight go by it.
 BYTES_PER_TOKEN = 4
 # Bound of the tables: 262144 blocks take 44 MiB of memory. The largest table gives way.
@@ -68,7 +71,8 @@ class PrefixAffinity:
         if not blocks:
             return self._least_loaded.choose(eligible, hints)
         length = prefix_bytes(len(blocks))
-        chosen = _select(self._list_options(candidates, eligible, blocks, length), length, blocks)
+        options = self._list_options(candidates, eligible, blocks, length)
+        chosen = _select(options, length, lambda: self._rank_for_new(eligible, blocks))
         _, _, _, cached, replica = chosen
         hints.uncached_tokens = (length - cached) // BYTES_PER_TOKEN
         self._remember(replica, blocks)
@@ -91,6 +95,14 @@ class PrefixAffinity:
             load = replica.in_flight * replica.weight + replica.offset
             options.append((wait_s, load, turn, cached, replica))
         return options
+
+    def _rank_for_new(self, eligible: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:
+        """Return the replicas in the order for a prompt of which none has cached anything."""
+        if all(replica.weight == 1 for replica in eligible):  # no other gateway is known
+            fullness = {r: self._tables[r.engine.name].fullness for r in eligible}
+            most = min(fullness.values()) + EVENLY
+            eligible = [replica for replica in eligible if fullness[replica] <= most]
+        return rank_by_rendezvous(eligible, b"%d" % blocks[0])
 
     def _table(self, replica: Replica, candidates: Sequence[Replica]) -> PrefixTable:
         """Return the table of an engine, an empty one if the engine is another than before."""
@@ -116,7 +128,9 @@ class PrefixAffinity:
             max(self._tables.values(), key=len).forget(excess)
 
 
-def _select(options: Sequence[Option], length: int, blocks: Sequence[int]) -> Option:
+def _select(
+    options: Sequence[Option], length: int, rank_for_new: Callable[[], Sequence[Replica]]
+) -> Option:
     """Return the option for a prompt of this length."""
     soonest, most = min(options), max(option[3] for option in options)
     if most:
@@ -127,7 +141,7 @@ def _select(options: Sequence[Option], length: int, blocks: Sequence[int]) -> Op
             return chosen
         return soonest
     by_replica = {option[4]: option for option in options}
-    for replica in rank_by_rendezvous([*by_replica], b"%d" % blocks[0]):
+    for replica in rank_for_new():
         # Another gateway may have had it computed there.
         if _is_soon(by_replica[replica], soonest, length // 2, BUDGET_S):
             return by_replica[replica]

@@ -49,12 +49,18 @@ class PrefixTable:
     block is forgotten before those that follow it, without which it would be useless; so in vLLM.
     """
 
-    __slots__ = ("_bytes", "_sizes", "since")
+    __slots__ = ("_bytes", "_max_bytes", "_sizes", "since")
 
     def __init__(self, since: float) -> None:
         self.since = since  # when the engine, or its present process, became READY
         self._sizes: OrderedDict[int, int] = OrderedDict()  # by checksum; latest sent last
         self._bytes = 0
+        self._max_bytes = 1
+
+    @property
+    def fullness(self) -> float:
+        """Share of its bound that it had at the latest prompt; 0 before the first."""
+        return self._bytes / self._max_bytes
 
     def __len__(self) -> int:
         """Number of known blocks."""
@@ -80,6 +86,7 @@ class PrefixTable:
                 size = BLOCK_BYTES if number < FINE_BLOCKS else COARSE_BLOCK_BYTES
                 sizes[checksum] = size
                 self._bytes += size
+        self._max_bytes = max_bytes
         while self._bytes > max_bytes:
             self.forget(1)
 

@@ -403,3 +403,22 @@ class TestPrefix:
             one, two = FakeHints(text=salted), FakeHints(text=salted)
             assert chosen(fresh, candidates, one) is chosen(used, candidates, two)
             assert one.uncached_tokens == two.uncached_tokens > 0
+
+    def test_new_prompts_fill_the_caches_evenly(self) -> None:
+        facts = EngineFacts(kv_cache_tokens=40 * BLOCK_BYTES // BYTES_PER_TOKEN)
+        engines = [FakeEngine(f"demo-{number}", facts=facts) for number in range(3)]
+        policy, candidates = PrefixAffinity(), [Replica(engine, "demo") for engine in engines]
+        served = Counter(chosen(policy, candidates, FakeHints(text=text(2))) for _ in range(60))
+        assert max(served.values()) <= min(served.values()) + 4
+
+    def test_gateways_send_a_new_prompt_to_the_same_engine(self) -> None:
+        """However full each of them takes the caches to be."""
+        candidates = replicas(3)
+        for candidate in candidates:
+            candidate.weight = 2  # another gateway reports
+        used, fresh = PrefixAffinity(), PrefixAffinity()
+        for _ in range(30):
+            prompt = text(4)
+            used_one = chosen(used, candidates, FakeHints(text=prompt))
+            assert chosen(fresh, candidates, FakeHints(text=prompt)) is used_one
+            chosen(used, candidates, FakeHints(text=text(4)))

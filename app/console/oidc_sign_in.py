@@ -27,7 +27,7 @@ from app.auth.oidc import (
     SignInFailed,
     SignInRefused,
 )
-from app.console.language import noop
+from app.console.language import Message, noop
 from app.console.next_path import next_path
 from app.console.rendering import HEADERS, Renderer
 from app.console.session import seal, unseal
@@ -89,7 +89,7 @@ class OidcSignIn:
             check_same_origin(request.scope["headers"])
             url, attempt = await self.party.begin(self._address(request) + CALLBACK)
         except SignInFailed as error:
-            return self._fault(request, str(error), 503, target)
+            return self._fault(request, _message(error), 503, target)
         except GatewayError as error:
             return self._fault(request, error.message, error.status, target)
         sealed = msgspec.json.encode(_Sealed(attempt, target, int(self.now()) + ATTEMPT_S))
@@ -118,9 +118,9 @@ class OidcSignIn:
             signed_in = await self._person(request, sealed.attempt)
             cookie, lifetime_s = await self.sign_in.begin_of_person(signed_in)
         except SignInRefused as error:
-            return self._fault(request, str(error), 403, sealed.next_path)
+            return self._fault(request, _message(error), 403, sealed.next_path)
         except SignInFailed as error:
-            return self._fault(request, str(error), 401, sealed.next_path)
+            return self._fault(request, _message(error), 401, sealed.next_path)
         except GatewayError as error:
             return self._fault(request, error.message, error.status, sealed.next_path)
         person = signed_in.person
@@ -192,7 +192,7 @@ class OidcSignIn:
         """Return the gateway's address as the browser knows it. Raises BadRequest."""
         host = request.headers.get("host", "")
         if not _HOST.fullmatch(host):
-            raise BadRequest("the request has no usable Host header")
+            raise BadRequest(noop("the request has no usable Host header"))
         scheme = "https" if is_over_tls(request.scope) else "http"
         return f"{scheme}://{host}{self.root_path}"
 
@@ -224,3 +224,7 @@ class OidcSignIn:
         await self.audit.record(
             AuditRecord(actor=actor, action=action, target="console", after=facts or None)
         )
+
+
+def _message(error: SignInFailed) -> Message:
+    return Message(error.template, **error.values)

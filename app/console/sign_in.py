@@ -162,7 +162,7 @@ def check_same_origin(headers: RequestHeaders) -> None:
     else:
         same = site == b"same-origin"
     if not same:
-        raise PermissionDenied("a page of another site has sent this request")
+        raise PermissionDenied(language.noop("a page of another site has sent this request"))
 
 
 def is_over_tls(scope: Scope) -> bool:

@@ -103,4 +103,11 @@ SIGN_IN_FAULTS = (
     noop("The identity provider sent no ID token."),
     noop("The identity provider gave no claims of your account."),
     noop("The keys of the identity provider are not there yet."),
+    noop("The identity provider refused%(code)s."),
+    noop("The identity provider refused%(code)s. Start again."),
+    noop("The identity provider does not answer: %(reason)s."),
+    noop("The provider's ID token has no usable %(claim)s."),
+    noop("The provider's ID token is not valid: %(reason)s."),
+    noop("No access: your account has no usable %(claim)s."),
+    noop("No access: %(claim)s of your account has no role."),
 )

@@ -55,14 +55,22 @@ _CODE = re.compile(r"[a-z_]{1,40}")
 
 
 class SignInFailed(Exception):
-    """A sign-in was not completed; the message is for the person."""
+    """A sign-in was not completed; the message is for the person.
+
+    It is `template` with `values` in it, by which it can be translated.
+    """
+
+    def __init__(self, template: str, /, **values: object) -> None:
+        super().__init__(template % values)
+        self.template = template
+        self.values = values
 
 
 class SignInRefused(SignInFailed):
     """The provider vouches for a person, whose claims give no access; `claim` is the reason."""
 
-    def __init__(self, person_id: str, claim: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, person_id: str, claim: str, template: str) -> None:
+        super().__init__(template, claim=claim)
         self.person_id = person_id
         self.claim = claim
 
@@ -129,7 +137,7 @@ class RelyingParty:
         if issuer != self.settings.issuer and (issuer is not None or endpoints.names_issuer):
             raise SignInFailed("The answer is of another identity provider. Start again.")
         if "error" in values or not values.get("code"):
-            raise SignInFailed(f"The identity provider refused{_reason(values)}.")
+            raise SignInFailed("The identity provider refused%(code)s.", code=_reason(values))
         if self._exchanges.locked():
             raise SignInFailed("Too many people sign in now. Try again in a moment.")
         async with self._exchanges:
@@ -193,7 +201,9 @@ class RelyingParty:
             headers["authorization"] = _basic(self.settings.client_id, secret)
         status, found = await self._ask("POST", endpoints.token, headers, form)
         if status != 200:
-            raise SignInFailed(f"The identity provider refused{_reason(found)}. Start again.")
+            raise SignInFailed(
+                "The identity provider refused%(code)s. Start again.", code=_reason(found)
+            )
         return found
 
     async def _ask(
@@ -209,7 +219,9 @@ class RelyingParty:
                 status, body = await send(client, method, url, headers=headers, form=form)
             return status, read_object(url, body)
         except FetchError as error:
-            raise SignInFailed(f"The identity provider does not answer: {error}.") from None
+            raise SignInFailed(
+                "The identity provider does not answer: %(reason)s.", reason=error
+            ) from None
 
     async def _signed_in(
         self, endpoints: Endpoints, attempt: Attempt, tokens: Mapping[str, Any]
@@ -222,9 +234,13 @@ class RelyingParty:
             check_id_token(claims, self.settings, attempt.nonce)
             subject, session = text_claim(claims, "sub"), optional_text(claims, "sid")
         except UnusableClaim as error:
-            raise SignInFailed(f"The provider's ID token has no usable {error.claim}.") from None
+            raise SignInFailed(
+                "The provider's ID token has no usable %(claim)s.", claim=error.claim
+            ) from None
         except InvalidApiKey as error:
-            raise SignInFailed(f"The provider's ID token is not valid: {error.message}.") from None
+            raise SignInFailed(
+                "The provider's ID token is not valid: %(reason)s.", reason=error.message
+            ) from None
         except ServiceUnavailable:
             raise SignInFailed("The keys of the identity provider are not there yet.") from None
         if missing_claims(claims, self.settings):
@@ -235,10 +251,12 @@ class RelyingParty:
             person = person_of(claims, settings)
         except UnusableClaim as error:
             raise SignInRefused(
-                person_id, error.claim, f"No access: your account has no usable {error.claim}."
+                person_id, error.claim, "No access: your account has no usable %(claim)s."
             ) from None
         if person is None:
-            raise SignInRefused(person_id, role, f"No access: {role} of your account has no role.")
+            raise SignInRefused(
+                person_id, role, "No access: %(claim)s of your account has no role."
+            )
         return SignedIn(
             person=person,
             subject=subject,

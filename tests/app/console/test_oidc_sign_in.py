@@ -4,6 +4,7 @@ import asyncio
 import base64
 import html
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +23,7 @@ from app.auth.oidc import relying_party
 from app.auth.tokens import provider as provider_module
 from app.auth.tokens import provider_fetch
 from app.auth.validation import OwnerFields
+from app.console import oidc_sign_in
 from app.settings import LimitSettings
 from tests.app.console.visits import SAME_ORIGIN
 from tests.fakes.identity_provider import SigningKey
@@ -463,6 +465,18 @@ async def test_answer_that_was_changed_is_refused(
     response = await visit.finish({k: v for k, v in answer.items() if v is not None})
     assert fault(response).startswith(message)
     assert await visit.session() == 401
+
+
+async def test_why_a_sign_in_failed_is_said_in_chinese(
+    visit: Visit, provider: OpenIdProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    visit.client.headers["accept-language"] = "zh-CN"
+    answer = {**provider.grant(await visit.begin(), groups="ops"), "error": "access_denied"}
+    with caplog.at_level(logging.INFO, oidc_sign_in.__name__):
+        response = await visit.finish(answer)
+    assert fault(response) == "身份提供方拒绝了登录 (access_denied)。"
+    assert "The identity provider refused (access_denied)." in caplog.text
+    assert fault(await visit.sign_in(provider)) == "无权访问：您账户的 groups 没有对应的角色。"
 
 
 async def test_provider_that_says_so_always_names_itself(

@@ -92,7 +92,8 @@ def test_words_of_other_packages_are_in_the_catalogues() -> None:
     assert {*words.ADAPTER_STATES, "failed"} == set(AdapterPhase)
     assert {one.replace("_", " ") for one in OUTCOMES} == set(words.OUTCOMES)
     assert set(PHASES) <= {*words.START_PHASES, *words.ENGINE_STATES}
-    said = re.findall(r'SignInFailed\("([^"]*)"\)', inspect.getsource(relying_party))
+    calls = r'SignIn(?:Failed|Refused)\([^")]*"([^"]*)"'
+    said = re.findall(calls, inspect.getsource(relying_party))
     assert set(said) == set(words.SIGN_IN_FAULTS)
     units = ("_s", "_gib")
     facts = [

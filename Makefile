@@ -96,7 +96,7 @@ texts: setup-dev ## collect the texts of the console for its translations
 
 .PHONY: screenshots
 screenshots: setup-dev ## take the screenshots of the console, on the demo model: docs/images/*.png
-	@tests/install-services.sh
+	@tests/install-services.sh fonts-inter
 	@$(BIN)/python -m tests.console.screenshots
 
 .PHONY: dashboards

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the servers and the browser that the tests start, from Debian's packages, where missing.
+# Installs the servers and the browser that the tests start, and packages that are named, from Debian's
+# packages, where missing.
 set -euo pipefail
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
@@ -22,6 +23,9 @@ LD_LIBRARY_PATH=$libdir "$(echo .venv/lib/python3.*/site-packages/rotel/rotel-ag
     missing+=("lib$(basename .venv/lib/python3.*)")
 # The image's first step is pip's, and its Python is that of .venv/ in the tests.
 "$(readlink -f .venv/bin/python)" -c 'import pip' 2>/dev/null || missing+=(python3-pip)
+for package in "$@"; do
+    dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+done
 [ ${#missing[@]} -gt 0 ] || exit 0
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)

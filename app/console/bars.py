@@ -11,6 +11,8 @@ from app.console.charts import HEIGHT, TOP, WIDTH, scale
 
 # The part of a day's width that its bar takes.
 _FILLED = 0.8
+# At most, below the bars.
+_LABELS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,16 @@ class BarChart:
         """The values of the grid above the base, each with its y."""
         values = (self.step * number for number in range(1, round(self.top / self.step) + 1))
         return [(value, HEIGHT - (HEIGHT - TOP) * value / self.top) for value in values]
+
+    @property
+    def labels(self) -> list[tuple[str, float]]:
+        """Days at equal distances, each with the middle of its bar in percent of the width."""
+        first = date.fromisoformat(self.first)
+        days = (date.fromisoformat(self.last) - first).days + 1
+        shown = range(0, days, -(-days // _LABELS))
+        return [
+            ((first + timedelta(days=day)).isoformat(), 100 * (day + 0.5) / days) for day in shown
+        ]
 
 
 def bar_chart(

@@ -41,6 +41,7 @@ from app.console.owner_page import OwnerPages, owner_pages
 from app.console.playground import PlaygroundHandlers
 from app.console.playground_page import PriceOf, playground_router
 from app.console.quick_find import QuickFind, find_router
+from app.console.remote_models import RemoteModels
 from app.console.rendering import Renderer
 from app.console.request_regions import RequestRegions
 from app.console.requests_page import RequestPages
@@ -218,6 +219,7 @@ class Console:
                         self._plans,
                         self._views,
                         LocalModels(self.settings),
+                        RemoteModels(),
                     )
                 )
             )

@@ -71,6 +71,8 @@ class History:
         # One more than the intervals, and those before the first for its percentiles.
         size = int((SPAN_S + TTFT_SPAN_S) / INTERVAL_S) + 1
         self._readings: deque[Reading] = deque(maxlen=size)
+        # What happened before the first reading, INTERVAL_S apart, by the same clock.
+        self.earlier: Sequence[Sample] = ()
 
     async def run(self) -> None:
         """Read the counters now and after each interval, until canceled."""
@@ -94,12 +96,16 @@ class History:
         return tuple(self._readings)
 
 
-def last_hour(readings: Sequence[Reading]) -> list[Sample]:
-    """Return what happened in each interval of the last hour, oldest first."""
-    if not readings:
+def last_hour(readings: Sequence[Reading], earlier: Sequence[Sample] = ()) -> list[Sample]:
+    """Return what happened in each interval of the last hour, oldest first.
+
+    `earlier` is from before the first reading. Nothing until there are two: the newest sample is
+    shown as that of now.
+    """
+    if len(readings) < 2:
         return []
     since = readings[-1].at - SPAN_S
-    return [sample for sample in samples_of(readings) if sample.at > since]
+    return [sample for sample in (*earlier, *samples_of(readings)) if sample.at > since]
 
 
 def samples_of(readings: Sequence[Reading]) -> list[Sample]:

@@ -1,16 +1,26 @@
 """The minutes of this gateway, stored as they end, and charts of the hours before now.
 
-The charts of the last hour are made from readings every ten seconds, and begin with the process
-(`history.py`); those of longer times from stored minutes, of all gateways of the database.
+The charts of the last hour are made from readings every ten seconds, which begin with the process
+(`history.py`); those of longer times, and of the hour before the process began, from stored
+minutes, of all gateways of the database.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby, zip_longest
 
-from app.console.history import History, Reading, Sample, quantile, tokens_between
+from app.console.history import (
+    INTERVAL_S,
+    SPAN_S,
+    History,
+    Reading,
+    Sample,
+    quantile,
+    tokens_between,
+)
 from app.database import DatabaseError
 from app.telemetry.metrics import TTFT_BUCKETS
 from app.usage import LoadMinute, LoadMinutes
@@ -35,6 +45,10 @@ class MinuteRecorder:
     async def run(self) -> None:
         """Store minutes until canceled. One that the database cannot take is left out."""
         before = self._history.now()
+        try:
+            self._history.earlier = await self._hour_before(before)
+        except DatabaseError as error:
+            log.debug("the charts begin with this process: %s", error)
         while True:
             minute = int(self._clock() // MINUTE_S)
             await asyncio.sleep(MINUTE_S - self._clock() % MINUTE_S)
@@ -46,6 +60,19 @@ class MinuteRecorder:
             except DatabaseError as error:
                 log.debug("the minute is not stored: %s", error)
             before = now
+
+    async def _hour_before(self, first: Reading) -> list[Sample]:
+        """Return the stored hour before a reading, by its clock. Raises DatabaseError."""
+        now = self._clock()
+        stored = samples_of_minutes(await self._minutes.read(now - SPAN_S), step=1)
+        # Each minute as so many samples that they are connected as those of readings are.
+        backs = [back * INTERVAL_S for back in reversed(range(int(MINUTE_S / INTERVAL_S)))]
+        return [
+            replace(sample, at=first.at + sample.at - back - now)
+            for sample in stored
+            if sample.at <= now  # another gateway's clock may be ahead
+            for back in backs
+        ]
 
 
 def minute_between(before: Reading, now: Reading, minute: int) -> LoadMinute:

@@ -5,7 +5,7 @@ file and what a reload would do, and then applied. The server checks at every st
 """
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from app.console.model_form import (
     placed_faults,
 )
 from app.console.page_routes import page_router, require
+from app.console.remote_models import RemoteModels
 from app.console.rendering import HEADERS, Renderer
 from app.console.visitor import CONSOLE, Visitor
 from app.errors import Conflict, PermissionDenied
@@ -42,8 +43,8 @@ from app.settings import (
 
 EDIT = f"{CONSOLE}/configuration/model"
 RUN = f"{CONSOLE}/configuration/edit"
-# The field of a new model's files.
-MODEL = "engines.0.model"
+# Fields of a new model: its files, and a server with its name there.
+MODEL, URL, SERVED = "engines.0.model", "engines.0.url", "engines.0.served_model_name"
 # Fields of a form, more than any model has.
 MAX_FIELDS = 1000
 # A reload that is this quick is shown with its outcome at once.
@@ -63,6 +64,7 @@ class ModelEditPages:
     plans: MemoryPlans
     views: FleetViews
     local: LocalModels
+    remote: RemoteModels
 
     async def form_page(
         self, visitor: Visitor, name: str | None, *, again: bool, chosen: str = ""
@@ -85,6 +87,13 @@ class ModelEditPages:
     ) -> Response:
         """Check a form, or apply it, and return the page that follows."""
         file = await self._read()
+        if name is None and given.get("kind") == "remote":
+            if given.get("step") == "models":
+                return await self._offer(visitor, file.text, given)
+            if served := given.get("served"):
+                short = served.rpartition("/")[2].lower()
+                given = {**given, SERVED: served, "name": given.get("name") or short}
+                return await self._page(visitor, None, given, _values(file.text, None, given), None)
         values = _values(file.text, name, given)
         changes = dict(changes_of(values, given))
         if name is None:
@@ -101,6 +110,15 @@ class ModelEditPages:
         if isinstance(found, Response):
             return found
         return await self._page(visitor, name, given, values, found)
+
+    async def _offer(self, visitor: Visitor, text: str, given: Given) -> Response:
+        """Return the form of a new model with the models of its server."""
+        found = await self.remote.of(given.get(URL, "").strip())
+        faults = {URL: [found.fault]} if found.fault else {}
+        values = _values(text, None, given)
+        return await self._page(
+            visitor, None, given, values, None, faults=faults, offered=found.names
+        )
 
     async def removal(self, visitor: Visitor, name: str, given: Given, by: Actor) -> Response:
         """Check the removal of a model, or carry it out, and return the page that follows."""
@@ -133,8 +151,11 @@ class ModelEditPages:
         given: Given,
         values: Mapping[str, Any],
         check: EditCheck | None,
+        *,
+        faults: Mapping[str, Sequence[str]] | None = None,
+        offered: Sequence[str] = (),
     ) -> Response:
-        form = model_form(values, given, {})
+        form = model_form(values, given, faults or {})
         others: list[str] = []
         if check is not None:
             by_field, others = placed_faults(check.faults, _name(form), form.places())
@@ -158,6 +179,7 @@ class ModelEditPages:
             plans=plans,
             flags=FLAGS,
             local=await self.local.find() if name is None else (),
+            offered=offered,
             file=self._path,
             changed=check is not None and bool(check.diff),
         )

@@ -77,6 +77,10 @@ class Overview:
         """Return the readings of the last hour."""
         return self._history.readings()
 
+    def last_hour(self, readings: Sequence[Reading]) -> list[Sample]:
+        """Return what happened in the last hour, also before the start of the gateway."""
+        return last_hour(readings, self._history.earlier)
+
     def charts(
         self, readings: Sequence[Reading]
     ) -> tuple[Mapping[str, Chart], Mapping[str, Chart]]:
@@ -87,7 +91,7 @@ class Overview:
         drawn_for, charts, sparks = self._drawn
         at = readings[-1].at if readings else None
         if not charts or at != drawn_for:  # every ten seconds
-            samples = last_hour(readings)
+            samples = self.last_hour(readings)
             charts, sparks = charts_of(samples, epoch=_epoch()), sparks_of(samples)
             self._drawn = at, charts, sparks
         return charts, sparks
@@ -158,7 +162,7 @@ def overview_router(
                 samples = samples_of_minutes(stored, step_of(span_h * 3600))
                 charts, sparks = stored_charts(samples, now, span_h * 3600), sparks_of(samples)
             elif span_h < 1:
-                found = last_hour(readings)
+                found = overview.last_hour(readings)
                 samples = [one for one in found if one.at > found[-1].at - span_h * 3600]
                 charts = charts_of(samples, span_s=span_h * 3600, epoch=_epoch())
                 sparks = sparks_of(samples)

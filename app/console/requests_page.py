@@ -30,6 +30,8 @@ from app.routing import Catalogue
 from app.telemetry.logs import scrub
 from app.usage import Order, RequestFilter
 
+# Rates of shorter answers are noise: their tokens came at once.
+_RATE_AFTER_S = 0.1
 NOT_FOUND = noop("There is no such request here, or it is no longer kept.")
 
 
@@ -129,6 +131,7 @@ class RequestPages:
             view=view,
             fault=None if view.record.fault is None else scrub(view.record.fault),
             bar=request_bar(view.phases, view.record.total_s),
+            rate=_decode_rate(view),
             names=shown,
             cancel=_cancel_path(visitor),
             captured=await self.captures.has_capture(visitor, id),
@@ -169,6 +172,15 @@ def _checked(visitor: Visitor) -> Visitor:
     if not visitor.sees_requests:
         raise PermissionDenied(f"the role {visitor.role} does not see requests")
     return visitor
+
+
+def _decode_rate(view: RequestView) -> float | None:
+    """Return the tokens per second after the first; None: not known, or too short to say."""
+    record = view.record
+    decode_s = record.total_s - (record.ttft_s or record.total_s)
+    if decode_s < _RATE_AFTER_S or not view.answer_tokens:
+        return None
+    return (view.answer_tokens - 1) / decode_s
 
 
 def _cancel_path(visitor: Visitor) -> str:

@@ -31,7 +31,7 @@ _BATCH = 512
 
 
 async def store_past(database: Path, keys: Sequence[tuple[str, str]], now: float) -> None:
-    """Write the past of keys, each an ID and its owner, up to an hour before now."""
+    """Write the past of keys, each an ID and its owner: requests to an hour ago, load to now."""
     draw = random.Random(7)
     prices = {name: Price.of(price) for name, price in PRICES.items()}
     requests = list(_requests(draw, keys, now))
@@ -103,7 +103,7 @@ def _request(
 
 
 def _minutes(draw: random.Random, now: float) -> Iterator[dict[str, object]]:
-    for back in range(7 * 24 * 60, 61, -1):
+    for back in range(7 * 24 * 60, 1, -1):
         minute = int(now // 60) - back
         hour = minute / 60 % 24
         busy = max(0.05, math.sin((hour - 6) / 12 * math.pi)) * draw.uniform(0.7, 1.3)

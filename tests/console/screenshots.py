@@ -75,6 +75,7 @@ class Shot:
     key: str | None = None  # the name of the key that logs in; None: the administrator's
     logged_in: bool = True
     prepare: Callable[[Page], Awaitable[None]] = nothing
+    locale: str = "en-US"
 
 
 SHOTS = (
@@ -82,12 +83,16 @@ SHOTS = (
     Shot("console-overview", "/console/overview?hours=24", prepare=with_charts),
     Shot("console-overview-dark", "/console/overview?hours=24", scheme="dark", prepare=with_charts),
     Shot("console-overview-phone", "/console/overview", width=PHONE),
+    Shot("console-overview-zh", "/console/overview?hours=24", prepare=with_charts, locale="zh-CN"),
     Shot("console-models", "/console/models"),
     Shot("console-model", "/console/models/demo"),
     Shot("console-model-edit", "/console/configuration/model?name=demo", prepare=edit),
     Shot("console-engines", "/console/engines"),
     Shot("console-engine", "/console/engines/demo-0", prepare=show_log),
     Shot("console-requests", "/console/requests"),
+    Shot("console-requests-dark", "/console/requests", scheme="dark"),
+    Shot("console-requests-phone", "/console/requests", width=PHONE),
+    Shot("console-requests-zh", "/console/requests", locale="zh-CN"),
     Shot("console-request", "/console/requests", prepare=show_one),
     Shot("console-playground", "/console/playground", prepare=compare),
     Shot("console-keys", "/console/keys"),
@@ -129,7 +134,7 @@ def places(site: DemoSite) -> list[tuple[str, str]]:
 async def take(browser: Browser, site: DemoSite, shot: Shot, directory: Path) -> int:
     """Take a picture; return its size in bytes. Raises AssertionError for a page with faults."""
     origin = site.deployment.url
-    async with fresh_context(browser, origin) as context:
+    async with fresh_context(browser, origin, shot.locale) as context:
         if shot.logged_in:
             await log_in(context, ADMIN_KEY if shot.key is None else site.keys[shot.key])
         async with watched(context, origin) as watched_page:

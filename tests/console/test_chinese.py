@@ -11,9 +11,16 @@ from tests.app.tenants import request_as_root
 from tests.console.accessibility import assert_accessible, overflow_of
 from tests.console.site import Site
 from tests.console.test_pages import SHOWN, viewer
-from tests.console.watched_page import PHONE, WIDE
+from tests.console.watched_page import PHONE, WIDE, ZOOMED
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def site(own_site: Site) -> Site:
+    return own_site
+
+
 # All that a page says, also to those who do not see it; without code, names of settings and of
 # their sections, actions in the audit, and values that engines report.
 LEFT_OUT = (
@@ -68,8 +75,9 @@ async def test_every_page_is_in_chinese_and_fits_a_phone(site: Site) -> None:
                 await page.goto(path)
                 await expect(page.get_by_role("heading", level=1)).to_be_visible()
                 left[path] = await english_on(page)
-                await watched.show(PHONE)
-                left[path] += await overflow_of(page)
+                for width in (ZOOMED, PHONE):
+                    await watched.show(width)
+                    left[path] += await overflow_of(page)
                 await watched.show(WIDE)
                 if path in READABLE:
                     await assert_accessible(watched, [PHONE], ["light"])

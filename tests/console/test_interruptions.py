@@ -21,6 +21,13 @@ from tests.gateway import ROOT_KEY, free_port, remote
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def site(own_site: Site) -> Site:
+    return own_site
+
+
 OVERVIEW = "/console/overview"
 INTERRUPTED = "The connection to the gateway is interrupted"
 HIDE = """(hidden) => {

@@ -8,9 +8,10 @@ from playwright.async_api import expect
 from app.auth import Role
 from app.console.visitor import PAGES, Page
 from tests.app.console.test_roles import MAY_SEE
-from tests.console.accessibility import assert_accessible
+from tests.console.accessibility import assert_accessible, overflow_of
 from tests.console.site import Site
 from tests.console.transfer import Transfer
+from tests.console.watched_page import ZOOMED
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIRST_VIEW_BYTES = 150 * 1024
@@ -36,6 +37,8 @@ async def test_a_page_is_small_readable_and_has_no_fault(
         show(f"{shown.name}: {first_view / 1024:.1f} KiB")
         assert 0 < first_view < FIRST_VIEW_BYTES, transfer.by_url
         await assert_accessible(watched_page)
+        await watched_page.show(ZOOMED)
+        assert await overflow_of(watched_page.page) == []
 
 
 @pytest.mark.parametrize("role", Role)

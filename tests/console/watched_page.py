@@ -27,7 +27,9 @@ from tests.waiting import wait_until
 Scheme = Literal["light", "dark"]
 WIDE = 1280
 PHONE = 390
-_HEIGHT = {WIDE: 800, PHONE: 844}
+# What a window of WIDE pixels has at a zoom of 200 %.
+ZOOMED = 640
+_HEIGHT = {WIDE: 800, PHONE: 844, ZOOMED: 400}
 _REPORT = "reportPolicyViolation"
 # Runs in every document before its own scripts, and outside of its policy.
 _LISTEN = f"""

@@ -47,7 +47,7 @@ form.addEventListener("click", (event) => {
   model.dispatchEvent(new Event("change", {bubbles: true}));
   model.focus();
 });
-form.addEventListener("submit", () => {
+form.addEventListener("submit", ({submitter}) => {
   pending?.abort();
-  document.getElementById("checking").hidden = false;
+  if (["check", "apply"].includes(submitter?.value)) document.getElementById("checking").hidden = false;
 });

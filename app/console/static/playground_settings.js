@@ -52,6 +52,14 @@ function columnOf(settings, at, models, changed) {
   column.setAttribute("aria-label", title);
   column.querySelector("h2").textContent = title;
   column.querySelector("[data-part=numbers]").append(...NUMBERS.map(numberInput));
+  for (const slider of column.querySelectorAll("[type=range]")) {
+    slider.addEventListener("input", (event) => {
+      event.stopPropagation(); // the field says it
+      const field = fieldOf(slider);
+      field.value = slider.value;
+      field.dispatchEvent(new Event("input", {bubbles: true}));
+    });
+  }
   const select = column.querySelector("select");
   fillModels(select, models);
   if (!models.some(({name}) => name === settings.model)) settings.model = models[0]?.name ?? "";
@@ -72,14 +80,31 @@ export function fillModels(select, models) {
   )));
 }
 
-function numberInput([name, label, step]) {
+// Without a setting and a default of the model, a slider is at that of vLLM.
+const NEUTRAL = {temperature: 1, top_p: 1};
+// Numbers of few steps have a slider, too.
+const MOST_STEPS = 150;
+
+function numberInput([name, label, step, min, max]) {
   const wrapper = document.createElement("label");
   const input = document.createElement("input");
   input.name = name;
   input.inputMode = step === 1 ? "numeric" : "decimal";
   input.autocomplete = "off";
   wrapper.append(gettext(label), input);
+  if ((max - min) / step <= MOST_STEPS) wrapper.append(sliderOf(step, min, max));
   return wrapper;
+}
+
+// For the pointer: the keyboard has the field.
+function sliderOf(step, min, max) {
+  const slider = document.createElement("input");
+  Object.assign(slider, {type: "range", min, max, step, tabIndex: -1, ariaHidden: "true"});
+  return slider;
+}
+
+function fieldOf(slider) {
+  return slider.parentElement.querySelector("[name]");
 }
 
 // What a model needs before it answers, its own settings, and what cannot be sent.
@@ -92,6 +117,11 @@ function showNotes(column, settings, models) {
   column.querySelector("[data-part=note]").textContent = notes.join(" ");
   for (const [name] of NUMBERS) {
     column.querySelector(`[name=${name}]`).placeholder = model?.defaults?.[name] ?? gettext("default");
+  }
+  for (const slider of column.querySelectorAll("[type=range]")) {
+    const {name, value, placeholder} = fieldOf(slider);
+    const number = Number(value || placeholder);
+    slider.value = Number.isFinite(number) ? number : NEUTRAL[name] ?? 0;
   }
   showFault(column, faultOf(settings));
 }

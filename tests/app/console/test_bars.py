@@ -42,3 +42,11 @@ def test_parts_are_on_top_of_each_other() -> None:
 def test_days_without_usage_have_no_bar() -> None:
     drawn = bar_chart({"2026-01-02": (0, 0)}, 2, FIRST, date(2026, 1, 3))
     assert (drawn.bars, drawn.totals, drawn.top) == ((), (0, 0), 1.0)
+
+
+def test_days_are_labeled_at_equal_distances() -> None:
+    month = bar_chart({}, 1, FIRST, date(2026, 1, 30)).labels
+    assert [day for day, _ in month] == [f"2026-01-{day:02}" for day in (1, 6, 11, 16, 21, 26)]
+    assert month[0][1] == 100 * 0.5 / 30
+    assert bar_chart({}, 1, FIRST, FIRST).labels == [("2026-01-01", 50.0)]
+    assert len(bar_chart({}, 1, FIRST, date(2026, 12, 31)).labels) == 6

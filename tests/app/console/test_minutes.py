@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from app.console import minutes as minutes_module
-from app.console.history import History, Load
+from app.console.history import INTERVAL_S, History, Load, last_hour
 from app.console.minutes import MinuteRecorder, samples_of_minutes, step_of
-from app.console.overview import STORED_HOURS, stored_charts
+from app.console.overview import STORED_HOURS, charts_of, stored_charts
 from app.database import DatabaseUnavailable
 from app.telemetry.metrics import TTFT_BUCKETS, Metrics
 from app.usage import LoadMinute, LoadMinutes, load_minutes
@@ -18,6 +18,7 @@ from tests.app.console.visits import visiting
 from tests.app.usage.records import Faulty, opened
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT_KEY, serving_demo
+from tests.waiting import wait_until
 
 HOUR_S = 3600
 
@@ -116,10 +117,32 @@ async def test_overview_shows_the_hours_before_a_restart(fake: Fake, tmp_path: P
         page = (await admin.get("/console/overview?hours=24")).text
         assert "1,234" in page
         assert "in the last 24 h<" in page
-        assert "1,234" not in (await admin.get("/console/overview")).text
         assert (await admin.get("/console/overview?hours=x")).status_code == 200
         assert "in the last 60 min" in (await admin.get("/console/overview?hours=5")).text
         assert "in the last 15 min" in (await admin.get("/console/overview?hours=0.25")).text
+
+
+async def test_the_last_hour_begins_before_the_process(database: Faulty) -> None:
+    now, monotonic = 1000 * 60.0 + 30, [5000.0]
+    for number in (900, 960, 961, 998, 999, 1000):
+        await LoadMinutes(database, "earlier").write(minute(number))
+    history = History(Metrics(), lambda: Load(0, 0), lambda: monotonic[0])
+    history.read()
+    recorder = asyncio.create_task(
+        MinuteRecorder(history, LoadMinutes(database, "now"), lambda: now).run()
+    )
+    await wait_until(lambda: history.earlier)
+    recorder.cancel()
+    assert last_hour(history.readings(), history.earlier) == []
+    monotonic[0] += INTERVAL_S
+    history.read()
+    samples = last_hour(history.readings(), history.earlier)
+    # Minute 999 ended 30 s before the first reading; 900 is too old, 1000 is not over.
+    assert samples[-2].at == 5000.0 - 30
+    assert samples[-1].at == 5000.0 + INTERVAL_S
+    assert [one.tokens_per_s for one in samples[:-1]] == 24 * [10.0]
+    pieces = charts_of(samples)["tokens"].lines[0].path.split("M")[1:]
+    assert [piece.count(",") for piece in pieces] == [12, 12, 1]
 
 
 async def test_without_the_database_the_last_hour_is_shown(

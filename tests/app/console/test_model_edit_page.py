@@ -283,3 +283,35 @@ async def test_a_new_model_is_chosen_from_those_on_this_machine(
         assert f'value="{tmp_path}/models/Other"' in chosen
         assert "/etc" not in (await admin.get(FORM, params={"model": "/etc"})).text
         assert "data-local" not in (await admin.get(FORM, params={"name": "own"})).text
+
+
+async def test_a_new_model_is_one_of_those_that_its_server_lists(
+    served: EditableGateway, admin: httpx.AsyncClient, fake: Fake
+) -> None:
+    before = served.text
+    fields = {"kind": "remote", "engines__0__url": fake.url}
+    page = await send(admin, "models", **fields)
+    assert '<button name="served" value="demo"' in page.text
+    chosen = await send(admin, "", served="demo", **fields)
+    for field in ("name", "engines.0.served_model_name"):
+        assert re.search(rf'name="{field}"[^>]* value="demo"', chosen.text), field
+    assert served.text == before
+    assert len(served.names) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("http://127.0.0.1:1", "Connection refused"),
+        ("file:///etc/passwd", "must look like http://host:port"),
+        ("http://user:secret@127.0.0.1:1", "must not hold credentials"),
+    ],
+)
+async def test_a_server_without_models_has_its_fault_next_to_its_url(
+    admin: httpx.AsyncClient, url: str, fault: str
+) -> None:
+    page = await send(admin, "models", kind="remote", engines__0__url=url)
+    found = re.search(r'id="engines\.0\.url-fault"[^>]*>([^<]*)<', page.text)
+    assert found is not None
+    assert fault in unescape(found[1])
+    assert 'name="served"' not in page.text

@@ -17,6 +17,7 @@ from app.console.rendering import Renderer
 from app.console.request_regions import FRESH_S, RequestRegions
 from app.telemetry import EndedRequest, RequestRecord, RequestTimeline
 from app.usage import RequestFilter
+from app.usage.token_usage import Usage
 from tests.app.console.visits import visiting
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
@@ -316,3 +317,12 @@ async def test_bars_of_stored_requests_lead_to_those_requests(gateway: Gateway) 
             assert "; show all" in page
             assert "of 3 requests" in page
         assert "must be a number of seconds" in (await owner.get(f"{PAGE}?at_most_s=-1")).text
+
+
+async def test_a_rate_is_shown_unless_the_tokens_came_at_once(gateway: Gateway) -> None:
+    async with visiting(gateway, ROOT_KEY) as admin:
+        for seconds, shown in ((1.5, True), (0.501, False)):
+            id_ = end(gateway, seconds=seconds, ttft_s=0.5, usage=Usage(5, 101))
+            page = (await admin.get(f"{PAGE}/{id_}")).text
+            assert ("100 per second" in page) is shown
+            assert ("per second" in page) is shown

@@ -50,24 +50,24 @@ class Binding(msgspec.Struct, frozen=True, eq=False):
 class Bindings(msgspec.Struct, eq=False):
     """The bindings that are valid now."""
 
-    catalogue: Catalogue
-    limiter: Limiter
-    salts: CacheSalts
-    rules: FieldRuleCache
-    metrics: Metrics
-    most: int = MAX_BINDINGS
+    _catalogue: Catalogue
+    _limiter: Limiter
+    _salts: CacheSalts
+    _rules: FieldRuleCache
+    _metrics: Metrics
+    _most: int = MAX_BINDINGS
     # By key ID, the name that the client sent, and endpoint; for a model of a split its name as
     # well, since the key may not use it alone. Names are those of known models.
-    known: dict[tuple[str, ...], Binding] = {}
+    _known: dict[tuple[str, ...], Binding] = {}
     # By key ID: the caller, and the limits of its requests before their model is known.
-    before_body: dict[str, tuple[Principal, LimitScope]] = {}
+    _before_body: dict[str, tuple[Principal, LimitScope]] = {}
     # What all of them were made from.
-    changes: int = -1
-    bounds: RelayBounds | None = None
-    secret: bytes = b""
+    _changes: int = -1
+    _bounds: RelayBounds | None = None
+    _secret: bytes = b""
 
     def __len__(self) -> int:
-        return len(self.known)
+        return len(self._known)
 
     def find(
         self, principal: Principal, name: str, endpoint: Endpoint, bounds: RelayBounds
@@ -77,17 +77,17 @@ class Bindings(msgspec.Struct, eq=False):
         Raises ModelNotFound.
         """
         if (
-            self.catalogue.changes.count != self.changes
-            or bounds is not self.bounds
-            or self.salts.secret() is not self.secret
+            self._catalogue.changes.count != self._changes
+            or bounds is not self._bounds
+            or self._salts.secret() is not self._secret
         ):
-            self.known.clear()
-            self.changes, self.bounds = self.catalogue.changes.count, bounds
-            self.secret = self.salts.secret()
+            self._known.clear()
+            self._changes, self._bounds = self._catalogue.changes.count, bounds
+            self._secret = self._salts.secret()
         at = (principal.id, name, endpoint.label)
-        binding = self.known.get(at)
+        binding = self._known.get(at)
         if binding is None or binding.principal is not principal:
-            model = self.catalogue.find(name, principal.allows)
+            model = self._catalogue.find(name, principal.allows)
             binding = self._bind(at, principal, model, endpoint, bounds)
         return binding
 
@@ -99,25 +99,25 @@ class Bindings(msgspec.Struct, eq=False):
         `split` is what `find` has just returned; it stays where no model has a share.
         """
         name = choose_target(split.model.split, session)
-        model = None if name is None else self.catalogue.get(name)
+        model = None if name is None else self._catalogue.get(name)
         if model is None or model is split.model:
             return split
         at = (split.principal.id, split.model.name, endpoint.label, model.name)
-        binding = self.known.get(at)
+        binding = self._known.get(at)
         if binding is None or binding.principal is not split.principal:
             binding = self._bind(at, split.principal, model, endpoint, bounds)
         return binding
 
     def limits_before_body(self, principal: Principal) -> LimitScope:
         """Return the limits of a caller's request that is charged before its body is read."""
-        known = self.before_body.get(principal.id)
+        known = self._before_body.get(principal.id)
         if known is None or known[0] is not principal:
-            if len(self.before_body) >= self.most:
-                self.before_body.clear()
+            if len(self._before_body) >= self._most:
+                self._before_body.clear()
             request = LimitRequest(
                 principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=principal.owner
             )
-            known = self.before_body[principal.id] = principal, self.limiter.scope(request)
+            known = self._before_body[principal.id] = principal, self._limiter.scope(request)
         return known[1]
 
     def _bind(
@@ -139,22 +139,22 @@ class Bindings(msgspec.Struct, eq=False):
             model,
             model.serves(endpoint.label),
             self.body_rules(principal, model, endpoint, bounds),
-            self.limiter.scope(limits),
-            self.limiter.scope(precharged),
-            self.metrics.overhead.buckets((model.name,)),
+            self._limiter.scope(limits),
+            self._limiter.scope(precharged),
+            self._metrics.overhead.buckets((model.name,)),
             rules if rules is not None and rules.covers(principal, model.name) else None,
         )
-        if len(self.known) >= self.most:
-            self.known.clear()
-        self.known[at] = binding
+        if len(self._known) >= self._most:
+            self._known.clear()
+        self._known[at] = binding
         return binding
 
     def body_rules(
         self, principal: Principal, model: Model, endpoint: Endpoint, bounds: RelayBounds
     ) -> BodyRules:
         """Return what a caller's tenant, the gateway and a model's engines demand of a body."""
-        fields = self.rules.get(model, principal)
-        salt = self.salts.salt(model.isolation, principal)
+        fields = self._rules.get(model, principal)
+        salt = self._salts.salt(model.isolation, principal)
         return BodyRules(
             fields,
             salt,

@@ -82,24 +82,28 @@ class Interruption(msgspec.Struct, frozen=True):
 class StreamContinuation(msgspec.Struct, eq=False):
     """Continues one interrupted stream to its end. Use it once."""
 
-    services: RelayServices
-    calls: CallBuilder
-    request: RequestContext
-    result: CallResult
-    recording: Recording
-    meter: StreamMeter
-    permit: Permit
+    _services: RelayServices
+    _calls: CallBuilder
+    _request: RequestContext
+    _result: CallResult
+    _recording: Recording
+    _meter: StreamMeter
+    _permit: Permit
     # Releases the lease of an on-demand model and waits for its next load.
-    renew_lease: Callable[[], Awaitable[None]] | None
-    comments: KeepAlive | None = None  # until the first new bytes
-    way: Way = Way.NONE  # of the latest attempt, for the metric
+    _renew_lease: Callable[[], Awaitable[None]] | None
+    _comments: KeepAlive | None = None  # until the first new bytes
+    _way: Way = Way.NONE  # of the latest attempt, for the metric
 
     async def run(self, interrupted: Interrupted) -> None:
         """Continue the interrupted stream to its end.
 
         Raises Truncated, after an error event, where it cannot go on, and what `forward` raises.
         """
-        fault, log_fields, deaths = interrupted.fault, self.request.log_fields, self.request.deaths
+        fault, log_fields, deaths = (
+            interrupted.fault,
+            self._request.log_fields,
+            self._request.deaths,
+        )
         lost: Interrupted | None = interrupted
         try:
             while lost is not None:
@@ -116,7 +120,7 @@ class StreamContinuation(msgspec.Struct, eq=False):
             log.warning("stream not continued: %s", error.message, extra=log_fields)
             await self._end("refused", fault)
         except asyncio.CancelledError:
-            if self.comments is not None:  # before the first new bytes
+            if self._comments is not None:  # before the first new bytes
                 self._count("disconnected")
             raise
         finally:
@@ -126,15 +130,15 @@ class StreamContinuation(msgspec.Struct, eq=False):
         """Note the fault and the time, and keep the client's connection."""
         # A traceback would keep the request until the next garbage collection.
         lost.with_traceback(None)
-        fault, origin = lost.fault.with_traceback(None), self.recording.origin
-        if self.renew_lease is not None and isinstance(fault, EngineDrained):
+        fault, origin = lost.fault.with_traceback(None), self._recording.origin
+        if self._renew_lease is not None and isinstance(fault, EngineDrained):
             origin = origin.released()  # after the next load: the engine may have stayed
-        self.request.timeline.interrupted(fault)
-        if self.comments is None:
+        self._request.timeline.interrupted(fault)
+        if self._comments is None:
             # Sent until the first new bytes: comparing a repeated answer may take minutes as well.
-            seconds = self.services.bounds.keepalive_s or KEEPALIVE_S
-            self.comments = KeepAlive(self.request.exchange, seconds)
-        wait_until = asyncio.get_running_loop().time() + self.recording.terms.wait_s
+            seconds = self._services.bounds.keepalive_s or KEEPALIVE_S
+            self._comments = KeepAlive(self._request.exchange, seconds)
+        wait_until = asyncio.get_running_loop().time() + self._recording.terms.wait_s
         return Interruption(fault, origin, perf_counter(), wait_until)
 
     async def _go_on(self, interruption: Interruption, deaths: int) -> Interrupted | None:
@@ -142,18 +146,18 @@ class StreamContinuation(msgspec.Struct, eq=False):
 
         Raises _Lost.
         """
-        recording = self.recording
+        recording = self._recording
         if recording.has_ended():
             await self._finish(b"")
             return None
-        if self.calls.plan.rewrite.withhold_usage and (answer := recording.whole_answer()):
+        if self._calls.plan.rewrite.withhold_usage and (answer := recording.whole_answer()):
             await self._complete(answer, interruption)
             return None
         if deaths >= MAX_DEATHS:
             raise _Lost("died_again")
         while True:
-            way = recording.next_way(begun=bool(self.result.events))
-            self.way = way.way
+            way = recording.next_way(begun=bool(self._result.events))
+            self._way = way.way
             if isinstance(way, CannotGoOn):
                 raise _Lost(way.reason)
             target = await self._next_target(interruption)
@@ -161,18 +165,18 @@ class StreamContinuation(msgspec.Struct, eq=False):
                 return await self._send(target, way, interruption)
             except EngineNotReady as fault:
                 # Nothing was sent: the same interruption.
-                self.request.timeline.interrupted(fault)
+                self._request.timeline.interrupted(fault)
                 if asyncio.get_running_loop().time() + RETRY_S > interruption.wait_until:
                     raise _Lost("no_replica") from None
                 await asyncio.sleep(RETRY_S)
 
     async def _next_target(self, interruption: Interruption) -> Replica:
         """Return the engine at which the stream goes on, once there is one. Raises _Lost."""
-        self.permit.suspend()
+        self._permit.suspend()
         try:
             async with asyncio.timeout_at(interruption.wait_until):
                 target = await self._wait_for_target(interruption)
-                await self.permit.resume()
+                await self._permit.resume()
                 # Another may have become the better one meanwhile; this one may have gone.
                 return self._choose(interruption.origin) or target
         except TimeoutError:
@@ -180,13 +184,13 @@ class StreamContinuation(msgspec.Struct, eq=False):
 
     async def _wait_for_target(self, interruption: Interruption) -> Replica:
         """Return an engine that can go on, as soon as there is one. Raises _Lost."""
-        origin, catalogue = interruption.origin, self.services.catalogue
-        if self.renew_lease is not None and (interruption.is_move or self._choose(origin) is None):
+        origin, catalogue = interruption.origin, self._services.catalogue
+        if self._renew_lease is not None and (interruption.is_move or self._choose(origin) is None):
             # Also with another engine READY: the whole model may have to give way.
             try:
-                await self.renew_lease()
+                await self._renew_lease()
             except GatewayError as error:
-                log.warning("stream not continued: %s", error, extra=self.request.log_fields)
+                log.warning("stream not continued: %s", error, extra=self._request.log_fields)
                 raise _Lost("no_replica") from None
         while (target := self._choose(origin)) is None:
             model = self._present_model()
@@ -203,8 +207,8 @@ class StreamContinuation(msgspec.Struct, eq=False):
 
     def _present_model(self) -> Model | None:
         """Return the model as it is now; None: it is gone, or an adapter has other weights."""
-        began = self.calls.model
-        model = self.services.catalogue.get(began.name)
+        began = self._calls.model
+        model = self._services.catalogue.get(began.name)
         if model is None or model.adapter_source != began.adapter_source:
             return None
         return model
@@ -217,17 +221,17 @@ class StreamContinuation(msgspec.Struct, eq=False):
         Returns None at the end of the stream, or its next interruption. Raises EngineNotReady where
         nothing was sent, _Lost, Diverged, NotReplayed, and what `forward` raises.
         """
-        request, fault = self.request, interruption.fault
+        request, fault = self._request, interruption.fault
         target.in_flight += 1
         try:
             changes = await self._prepare(target, way, interruption)
-            self.recording.origin = Origin.of(target)
-            call = self.calls.build(target, changes, self.recording)
+            self._recording.origin = Origin.of(target)
+            call = self._calls.build(target, changes, self._recording)
             request.engine = target.engine.name
             request.timeline.begin_attempt(target.engine.name, fault)
             message = "stream goes on at engine %s (%s): %s"
-            log.warning(message, request.engine, self.way, fault, extra=request.log_fields)
-            await forward(self.services, target, call, request, self.result, self._check_status)
+            log.warning(message, request.engine, self._way, fault, extra=request.log_fields)
+            await forward(self._services, target, call, request, self._result, self._check_status)
         except Interrupted as again:
             if not isinstance(again.fault, EngineDrained):
                 self._note_broken(target)
@@ -236,14 +240,14 @@ class StreamContinuation(msgspec.Struct, eq=False):
             raise
         except EngineError as error:
             self._note_broken(target)
-            return Interrupted(error, self.recording, self.meter)
+            return Interrupted(error, self._recording, self._meter)
         else:
             return None
         finally:
             target.in_flight -= 1
 
     def _note_broken(self, replica: Replica) -> None:
-        model = self.calls.model
+        model = self._calls.model
         note_failure(replica, model.replicas, model.eject_after)
 
     async def _check_status(self, status: int) -> None:
@@ -251,23 +255,23 @@ class StreamContinuation(msgspec.Struct, eq=False):
         if status in _BUSY:
             raise EngineNotReady(f"the engine answered {status}")
         if status != 200:
-            log.warning("stream not continued: status %d", status, extra=self.request.log_fields)
+            log.warning("stream not continued: status %d", status, extra=self._request.log_fields)
             raise _Lost("refused")
 
     async def _prepare(
         self, target: Replica, way: Replay | Verify | Repeat, interruption: Interruption
     ) -> Mapping[str, bytes]:
         """Set up the seam; return the members of the request that change. Raises _Lost."""
-        recording = self.recording
+        recording = self._recording
         if isinstance(way, Replay):
             members = await self._prepare_replay(target, way.answer, interruption)
             if members is not None:
                 return members
             if recording.sent is None:
                 raise _Lost(way.answer.replay_obstacle or "unaligned")
-            way, self.way = Verify(recording.sent), Way.VERIFY
+            way, self._way = Verify(recording.sent), Way.VERIFY
         if isinstance(way, Verify):
-            usage = self.result.partial_usage
+            usage = self._result.partial_usage
             tokens = 0 if usage is None else usage.prompt + usage.completion
             recording.begin_verify(way.sent, partial(self._note_resumed, interruption, tokens))
             return {}
@@ -278,7 +282,7 @@ class StreamContinuation(msgspec.Struct, eq=False):
         self, target: Replica, answer: Answer, interruption: Interruption
     ) -> Mapping[str, bytes] | None:
         """Set up the seam of a replay; None: where it would go on is not known. Raises _Lost."""
-        recording = self.recording
+        recording = self._recording
         decoder = IdDecoder(target.engine, target.served_name)
         if not await cut_at_text(
             answer, decoder, always=recording.calls_tools, all_shown=recording.shows_tokens
@@ -289,7 +293,7 @@ class StreamContinuation(msgspec.Struct, eq=False):
             return None
         limit = (target.engine.facts.sampling_defaults or {}).get("max_tokens")
         members = replay_members(
-            self.request.endpoint.label, answer, self.calls.plan.value,
+            self._request.endpoint.label, answer, self._calls.plan.value,
             limit if isinstance(limit, int) else None,
         )  # fmt: skip
         if members is None:
@@ -301,41 +305,41 @@ class StreamContinuation(msgspec.Struct, eq=False):
 
     async def _complete(self, answer: Answer, interruption: Interruption) -> None:
         """End a stream of which only the end mark is missing, and the usage that is withheld."""
-        self.way = Way.REPLAY
+        self._way = Way.REPLAY
         self._note_resumed(interruption)
         thought = answer.thought_tokens
-        self.result.usage = Usage(answer.prompt_tokens, len(answer.ids), reasoning=thought)
+        self._result.usage = Usage(answer.prompt_tokens, len(answer.ids), reasoning=thought)
         await self._finish(DONE)
 
     async def _finish(self, end: bytes) -> None:
         """End the response with what is withheld of it, and `end`."""
-        await self.request.exchange.send_body(self.meter.flush() + end, more=False)
-        self.result.complete = True
+        await self._request.exchange.send_body(self._meter.flush() + end, more=False)
+        self._result.complete = True
 
     def _note_resumed(self, interruption: Interruption, recomputed: int = 0) -> None:
         """Count a continuation at its first new bytes, and the tokens that it computed again."""
-        request = self.request
+        request = self._request
         self._stop_comments()
         request.timeline.resumed()
         request.continued += 1
         request.recomputed_tokens += recomputed
         gap_s = perf_counter() - interruption.at
-        self.services.metrics.continuation_gap.observe((self.calls.model.name,), gap_s)
+        self._services.metrics.continuation_gap.observe((self._calls.model.name,), gap_s)
         self._count("continued")
 
     def _stop_comments(self) -> None:
-        if self.comments is not None:
-            self.comments.stop()
-            self.comments = None
+        if self._comments is not None:
+            self._comments.stop()
+            self._comments = None
 
     def _count(self, outcome: str) -> None:
-        self.services.metrics.continuations.add((self.calls.model.name, self.way, outcome))
+        self._services.metrics.continuations.add((self._calls.model.name, self._way, outcome))
 
     async def _end(self, reason: str, fault: EngineError) -> None:
         """End the stream with an error event. Raises Truncated and ClientStalled."""
-        request = self.request
+        request = self._request
         request.not_continued = reason
         self._count(reason)
         log.warning("stream ended, not continued (%s): %s", reason, fault, extra=request.log_fields)
-        await end_stream(request, self.meter, as_gateway_error(fault))
+        await end_stream(request, self._meter, as_gateway_error(fault))
         raise Truncated(str(fault)) from None

@@ -80,7 +80,7 @@ class EventStream(msgspec.Struct, eq=False):
         if last:
             self.held = data  # sent with the end of the body, in one write
             return True
-        if data[-2:] != b"\n\n":
+        if not data.endswith(b"\n\n"):
             # Whole events only, so that an error can follow them as one more.
             data, self.held = whole_events(data)
             if not data:
@@ -98,7 +98,12 @@ class EventStream(msgspec.Struct, eq=False):
         data = self.meter.pass_on(data)
         if not data:
             return True
-        self._note_sent(data)
+        if previous := self.last:  # as `_note_sent`, without a call
+            self.last = now = perf_counter()
+            self.latency.observe(now - previous)
+            self.request.last_events = data
+        else:
+            self._note_sent(data)
         return self.exchange.push(data)
 
     @property

@@ -61,7 +61,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         # Of the response that is awaited; None after them: later fields are trailers.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._trailer_bytes = 0
-        self._received = 0  # bytes of the current read of the socket
+        self._received = 0  # bytes of the last read of the socket while headers are awaited
         # Received since the last body chunk: headers, trailers, chunk extensions.
         self._framing_bytes = 0
         self._message_complete = False
@@ -152,7 +152,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             self.abort()
             return
         self._last_byte = self._loop.time()
-        self._received = len(data)
+        if self._awaiting is not None:
+            self._received = len(data)
         broken: EngineProtocolError | None = None
         try:
             self._parser.feed_data(data)
@@ -163,14 +164,14 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         complete = self._message_complete
         if body := self._body:
             self._framing_bytes = 0
-            data = b"".join(body)  # one chunk, as is usual, is not copied
+            piece = b"".join(body)  # one chunk, as is usual, is not copied
             body.clear()
-            if not response.feed(data, complete) and not complete and not self._paused:
+            if not response.feed(piece, complete) and not complete and not self._paused:
                 assert self._transport is not None
                 self._paused = True
                 self._transport.pause_reading()
         else:
-            self._framing_bytes += self._received
+            self._framing_bytes += len(data)
             if broken is None and self._framing_bytes > MAX_HEAD_BYTES:
                 fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
                 broken = EngineProtocolError(f"{self._pool.address} sent {fault}")

@@ -108,18 +108,17 @@ class ResponseBody:
         drop the response at its end, and the source must be done with it by then. What follows an
         error of the sink is dropped: the reader, which wakes in a later turn, gets the error.
         """
-        if self._error is not None:
-            return True
-        self._complete = last
         sink = self._sink
         if sink is not None:
+            self._complete = last
             try:
                 if sink(data, last):
                     return True
             except Exception as error:  # noqa: BLE001 - raised from `pump`
                 self._error = error
             self._sink = None
-        else:
+        elif self._error is None:
+            self._complete = last
             self._chunks.append(data)
             if last:
                 return True
@@ -138,7 +137,7 @@ class ResponseBody:
     def fail(self, error: EngineError) -> None:
         """Raise an error from the consumer's `read` or `pump`, after the bytes that arrived."""
         self._error = error
-        self._source = None
+        self._source = self._sink = None
         self._wake()
 
     def _wake(self) -> None:

@@ -28,10 +28,8 @@ from app.head_facts import HeadFacts
 from app.server.connection.input_buffer import InputBuffer
 from app.telemetry.logs import new_id, request_id
 
-# Chunk headers of the usual sizes; formatting one takes longer than looking it up.
-_USUAL_SIZE = 4096
-_SIZES = tuple(b"%x\r\n" % size for size in range(_USUAL_SIZE))
 _header_line = b"%b: %b\r\n".__mod__
+_CHUNK = b"%x\r\n%b\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Statuses whose responses have no body (RFC 9110, sections 6.4.1 and 15.3.6).
@@ -86,6 +84,8 @@ class HttpExchange:
     _body_bytes = 0  # in `_body`
     _reader: asyncio.Future[None] | None = None  # while the task waits for the body
     _chunked = False
+    # True while a pushed piece is only framed and written.
+    _direct = False
     # Response headers that wait, for one iteration of the event loop, for the first piece.
     _unsent_headers = b""
     _flush: asyncio.Handle | None = None
@@ -211,13 +211,19 @@ class HttpExchange:
             self._end()
 
     def push(self, data: bytes) -> bool:
-        self.bytes_out += len(data)
-        if self._unsent is not None:
+        size = len(data)
+        self.bytes_out += size
+        connection = self._connection
+        if self._direct and size and self.answer_copy is None:
+            connection.transport.write(_CHUNK % (size, data))
+        elif self._unsent is not None:
             self._unsent.append(data)
             return False
-        self._write(data)
-        if self._connection.flow.write_paused:
-            self._unsent = []
+        else:
+            self._write(data)
+            self._direct = self._chunked and not self.disconnected
+        if connection.flow.write_paused:
+            self._unsent, self._direct = [], False
             return False
         return True
 
@@ -258,14 +264,9 @@ class HttpExchange:
         if self.answer_copy is not None:
             self.answer_copy.add(data)
         if self._chunked:
-            size = len(data)
-            line = _SIZES[size] if size < _USUAL_SIZE else b"%x\r\n" % size
-            if not last:
-                data = b"".join((line, data, b"\r\n")) if size else b""
-            elif size:
-                data = b"".join((line, data, b"\r\n", _LAST_CHUNK))
-            else:
-                data = _LAST_CHUNK
+            data = _CHUNK % (len(data), data) if data else b""
+            if last:
+                data += _LAST_CHUNK
         elif self.method == "HEAD" or self.status in _BODILESS:
             data = b""
         if self._flush is not None:
@@ -319,7 +320,7 @@ class HttpExchange:
             reader.set_result(None)
 
     def disconnect(self) -> None:
-        self.disconnected = True
+        self.disconnected, self._direct = True, False
         self.cut(ClientDisconnected())
 
     def start(self) -> None:

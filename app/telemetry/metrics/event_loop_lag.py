@@ -45,12 +45,13 @@ class EventLoopLag:
     def __init__(self) -> None:
         self._max = WindowedMax(WINDOW_S)
         self._clock: Callable[[], float] | None = None
+        self._on_tick: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Start measuring the running loop."""
+    def start(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """Start measuring the running loop; `on_tick` is called every TICK_S."""
         loop = asyncio.get_running_loop()
-        self._clock = loop.time
+        self._clock, self._on_tick = loop.time, on_tick
         self._schedule(loop)
 
     def stop(self) -> None:
@@ -68,4 +69,5 @@ class EventLoopLag:
     def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         now = loop.time()
         self._max.add(now, max(0.0, now - due_s))
+        self._on_tick()
         self._schedule(loop)

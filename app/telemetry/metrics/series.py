@@ -169,19 +169,38 @@ class Gauge(_Numbers):
 
 
 class Buckets:
-    """One series of a histogram."""
+    """One series of a histogram. Values are counted many at a time: `count`, and at a read."""
 
-    __slots__ = ("_bounds", "counts", "sum")
+    __slots__ = ("_bounds", "_counts", "_sum", "_values", "observe")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # not cumulative; the last is above all bounds
-        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._values: list[float] = []  # not counted yet
+        # Records one value; called for every chunk.
+        self.observe = self._values.append
 
-    def observe(self, value: float) -> None:
-        """Record one value."""
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    @property
+    def counts(self) -> list[int]:
+        """The values in each bucket; not cumulative, the last is above all bounds."""
+        self.count()
+        return self._counts
+
+    @property
+    def sum(self) -> float:
+        """The sum of all values."""
+        self.count()
+        return self._sum
+
+    def count(self) -> None:
+        """Count the values that were recorded since the last time."""
+        if values := self._values:
+            bounds, counts = self._bounds, self._counts
+            for value in values:
+                counts[bisect_left(bounds, value)] += 1
+            self._sum += sum(values)
+            values.clear()
 
 
 class Histogram(Series):
@@ -214,6 +233,11 @@ class Histogram(Series):
     def observe(self, labels: Labels, value: float) -> None:
         """Record one value in the series with these label values."""
         self.buckets(labels).observe(value)
+
+    def count(self) -> None:
+        """Count the values that were recorded since the last time: they take memory until then."""
+        for buckets in self._buckets.values():
+            buckets.count()
 
     def summed_counts(self) -> list[int]:
         """Return the counts of all series together, by bucket; not cumulative."""

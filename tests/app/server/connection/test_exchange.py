@@ -98,6 +98,35 @@ async def test_pushed_pieces_leave_at_once() -> None:
     assert seen == [True, True, True, 6]
 
 
+async def test_empty_piece_does_not_end_the_body() -> None:
+    async def handler(exchange: ClientExchange) -> None:
+        await exchange.start_response(200, [])
+        for piece in (b"one", b"", b"two"):
+            assert exchange.push(piece)
+        await exchange.send_body(b"three", more=False)
+
+    assert (await answered(handler)).body == b"onetwothree"
+
+
+async def test_copy_begins_with_the_piece_after_it_was_set() -> None:
+    copied: list[bytes] = []
+
+    class Copy:
+        def add(self, data: bytes) -> None:
+            copied.append(data)
+
+    async def handler(exchange: ClientExchange) -> None:
+        await exchange.start_response(200, [])
+        exchange.push(b"one")
+        exchange.push(b"two")
+        exchange.answer_copy = Copy()
+        exchange.push(b"three")
+        await exchange.send_body(b"four", more=False)
+
+    assert (await answered(handler)).body == b"onetwothreefour"
+    assert copied == [b"three", b"four"]
+
+
 FRAMED = {
     "chunks": (request(), [], 200),
     "its length is told": (request(), [(b"content-length", b"6")], 200),

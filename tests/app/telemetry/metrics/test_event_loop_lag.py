@@ -46,3 +46,12 @@ async def test_blocked_loop_reports_its_lag() -> None:
         while lag.read() < 0.09:  # timers of uvloop round to milliseconds
             await asyncio.sleep(0)
     lag.stop()
+
+
+async def test_each_tick_is_reported() -> None:
+    ticked = asyncio.Event()
+    lag = EventLoopLag()
+    lag.start(ticked.set)
+    async with asyncio.timeout(20):
+        await ticked.wait()
+    lag.stop()

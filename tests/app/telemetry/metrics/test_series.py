@@ -212,3 +212,12 @@ class TestHistogram:
         buckets.observe(value)
         assert buckets.counts == counts
         assert buckets.sum == value
+
+    def test_values_are_counted_once_however_often_they_are_read(self) -> None:
+        buckets = Buckets((1, 2))
+        for value in (0.5, 1.5, 1.5):
+            buckets.observe(value)
+        buckets.count()
+        assert (buckets.counts, buckets.sum) == ([1, 2, 0], 3.5)
+        buckets.observe(4)
+        assert (buckets.counts, buckets.sum) == ([1, 2, 1], 7.5)

@@ -108,7 +108,7 @@ class ClientExchange(Protocol):
         """Return the bytes of the body that have arrived, at least one; b"" at the end."""
 
     async def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response, with its length. Raises ClientStalled."""
+        """Send a whole response; `headers` are without its length. Raises ClientStalled."""
 
     async def start_response(self, status: int, headers: Headers) -> None:
         """Send the status and headers of a response. Raises ClientStalled."""

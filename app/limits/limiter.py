@@ -6,7 +6,6 @@ unavailable, `limits.redis_unavailable` applies. A decision is released in the s
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
@@ -32,7 +31,7 @@ from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # redis-py is imported only where limits are counted there: 9 MiB
-    from app.limits.redis_store import LeasedReading, RedisStore
+    from app.limits.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +157,10 @@ class Limiter:
             if self._policy == "open":
                 return LimitDecision(NO_TERMS, NOTHING_TAKEN, self._burst_s, None)
             raise ServiceUnavailable("limits cannot be checked at the moment; try again") from None
-        release = partial(_release_in_redis, redis, decision)
+
+        def release(terms: Terms, tokens: float, _: float) -> None:
+            redis.release(decision, terms, settlement(terms, tokens))
+
         return LimitDecision(terms, decision.reading, self._burst_s, release)
 
     async def uses(self, request: LimitRequest) -> list[LimitUse] | None:
@@ -201,12 +203,6 @@ class Limiter:
         else:
             consequence = OUTAGE_CONSEQUENCES[self._policy]
             log.error("%s is unavailable: %s; %s", self._connection, reason, consequence)
-
-
-def _release_in_redis(
-    redis: "RedisStore", decision: "LeasedReading", terms: Terms, tokens: float, _: float
-) -> None:
-    redis.release(decision, terms, settlement(terms, tokens))
 
 
 class ReadLimiter:

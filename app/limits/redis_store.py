@@ -28,7 +28,7 @@ from typing import NamedTuple
 from redis.exceptions import NoScriptError
 
 from app.deadline import deadline
-from app.limits.script_calls import Release, Renewal, Request, is_scarce, pack, readings
+from app.limits.script_calls import LeasedTerms, Release, is_scarce, pack, readings
 from app.limits.terms import Reading, Terms
 from app.redis import RedisUnavailable
 from app.redis.connection import FAULTS, RedisConnection
@@ -81,7 +81,7 @@ class ScriptConnection(RedisConnection):
 class _Waiting(NamedTuple):
     """A request that waits for its decision."""
 
-    request: Request
+    request: LeasedTerms
     decided: asyncio.Future[Reading]
     deadline: float
 
@@ -128,7 +128,7 @@ class RedisStore:
         lease = f"{self.gateway}{self.leases_made:x}"
         decided: asyncio.Future[Reading] = loop.create_future()
         deadline = loop.time() + self.timeout_s
-        self.waiting.append(_Waiting(Request(lease, terms), decided, deadline))
+        self.waiting.append(_Waiting(LeasedTerms(lease, terms), decided, deadline))
         self._start_sending()
         try:
             return LeasedReading(lease, await decided)
@@ -194,7 +194,7 @@ class RedisStore:
         """
         ended, self.ended = self.ended[:MAX_BATCH], self.ended[MAX_BATCH:]
         due, self.due = self.due[:MAX_BATCH], self.due[MAX_BATCH:]
-        renewals = [Renewal(lease, self.held[lease]) for lease in due if lease in self.held]
+        renewals = [LeasedTerms(lease, self.held[lease]) for lease in due if lease in self.held]
         pending = [one for one in self.waiting if not one.decided.done()]  # not canceled
         limit = 0 if self.due else MAX_BATCH
         waiting, self.waiting = pending[:limit], pending[limit:]
@@ -228,7 +228,7 @@ class RedisStore:
         for one in (*waiting, *self.waiting):
             if not one.decided.done():
                 one.decided.set_exception(RedisUnavailable(reason))
-        leases = [one.request for one in waiting] + [Request(*one[:2]) for one in ended]
+        leases = [one.request for one in waiting] + [LeasedTerms(*one[:2]) for one in ended]
         unknown = [
             Release(lease, terms, [0.0] * len(terms.buckets))
             for lease, terms in leases

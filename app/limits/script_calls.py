@@ -19,15 +19,8 @@ class Release(NamedTuple):
     costs: list[float]
 
 
-class Renewal(NamedTuple):
-    """A lease to extend."""
-
-    lease: str
-    terms: Terms
-
-
-class Request(NamedTuple):
-    """A request to decide on; its slots are held under the lease."""
+class LeasedTerms(NamedTuple):
+    """The terms of a request, to decide on or admitted, and the lease that its slots have."""
 
     lease: str
     terms: Terms
@@ -38,8 +31,8 @@ def pack(
     burst_s: float,
     lease_s: float,
     releases: Iterable[Release] = (),
-    renewals: Iterable[Renewal] = (),
-    requests: Iterable[Request] = (),
+    renewals: Iterable[LeasedTerms] = (),
+    requests: Iterable[LeasedTerms] = (),
 ) -> tuple[list[bytes], bytes]:
     """Return the script's KEYS and its argument."""
     places = ["clock"]
@@ -65,7 +58,7 @@ def pack(
     return keys, _encode((burst_s, lease_s, ended, renewed, asked))
 
 
-def readings(answer: bytes, requests: Sequence[Request]) -> list[Reading]:
+def readings(answer: bytes, requests: Sequence[LeasedTerms]) -> list[Reading]:
     """Return the decisions, in the order of the requests."""
     if not requests:
         return []  # Lua has one kind of table, so an empty list is encoded as a map

@@ -34,9 +34,8 @@ class CallBuilder(msgspec.Struct, frozen=True):
     ) -> "CallBuilder":
         """Return the builder of a request's calls, whose ID nothing else has."""
         engine_id = services.engine_ids.next(request.exchange.request_id)
-        response_id = None
-        if request.endpoint.label == RESPONSES:
-            response_id = new_response_id(plan.rewrite, plan.body)
+        stores = request.endpoint.label == RESPONSES
+        response_id = new_response_id(plan.rewrite, plan.body) if stores else None
         return cls(plan, request, model, engine_id, response_id, services.long_prompts)
 
     def build(

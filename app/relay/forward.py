@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from app.asgi import Headers
 from app.continuation import Recording
 from app.errors import EngineFailed, GatewayError
 from app.relay.engine_call import CallResult, EngineCall
@@ -90,7 +89,7 @@ async def _forward_stream(
     call: EngineCall,
     request: RequestContext,
     result: CallResult,
-    headers: Headers,
+    headers: dict[bytes, bytes],
     replica: Replica,
 ) -> None:
     meter = result.meter
@@ -106,7 +105,7 @@ async def _forward_stream(
         movable = MovableStream(response, recording)
         replica.streams.add(movable)
     try:
-        await stream.run(headers)
+        await stream.run([*headers.items()])
     except EngineError as error:
         if recording is not None:
             raise Interrupted(error, recording, meter) from None

@@ -43,7 +43,9 @@ class Truncated(Exception):
     code = "answer_truncated"
 
 
-def read_head(response: EngineResponse, call: EngineCall) -> tuple[Headers, bool, Usage | None]:
+def read_head(
+    response: EngineResponse, call: EngineCall
+) -> tuple[dict[bytes, bytes], bool, Usage | None]:
     """Return the headers for the client, whether it is a stream, and the usage in its headers.
 
     Raises EngineFailed for a response that is not fit for a client.
@@ -67,7 +69,7 @@ def read_head(response: EngineResponse, call: EngineCall) -> tuple[Headers, bool
         found.pop(b"content-length", None)  # a chunk may be withheld
         found.setdefault(b"cache-control", b"no-cache")
         found[b"x-accel-buffering"] = b"no"  # nginx would collect the events
-    return [*found.items()], is_stream, usage
+    return found, is_stream, usage
 
 
 def _check_status(status: int, content_type: bytes) -> None:
@@ -84,7 +86,7 @@ def _check_status(status: int, content_type: bytes) -> None:
 async def forward_plain(
     response: EngineResponse,
     request: RequestContext,
-    headers: Headers,
+    headers: dict[bytes, bytes],
     result: CallResult,
     call: EngineCall,
 ) -> None:
@@ -99,7 +101,7 @@ async def forward_plain(
     exchange, status, most = request.exchange, response.status, WHOLE_BYTES
     content_type = b""
     if request.endpoint.label == SPEECH:
-        content_type = dict(headers).get(b"content-type", b"")
+        content_type = headers.get(b"content-type", b"")
         if content_type.startswith(AUDIO) and status < 300:
             most = AUDIO_HEAD_BYTES
     try:
@@ -114,18 +116,16 @@ async def forward_plain(
             content_type, body, call.plan.value("sample_rate")
         )
     if not ended:
-        await _forward_large(response, exchange, headers, result, body)
+        await _forward_large(response, exchange, [*headers.items()], result, body)
         return
     if status >= 400:
         if status == 404 and body == NO_ROUTE:
             raise NotRouted
-        told = with_own_count(body, len(call.plan.body.members))
-        told = translate_error(told, status, exchange.dialect) or told
-        headers, body = _of_length(headers, body, told), told
+        body = with_own_count(body, len(call.plan.body.members))
+        body = translate_error(body, status, exchange.dialect) or body
     result.usage = read_usage(body) or result.usage
     if call.both_fields:
-        both = with_reasoning_content(body)
-        headers, body = _of_length(headers, body, both), both
+        body = with_reasoning_content(body)
     if exchange.streaming:
         # A keep-alive comment has begun a stream: an error becomes its only event.
         if status < 400:
@@ -133,7 +133,8 @@ async def forward_plain(
         request.aborted_status = status
         await exchange.send_body(engine_error_event(body, request), more=False)
     else:
-        await exchange.send_response(status, headers, body)
+        headers.pop(b"content-length", None)  # of what the engine sent
+        await exchange.send_response(status, [*headers.items()], body)
 
 
 def bytes_per_second(content_type: bytes, body: bytes, sample_rate: bytes) -> int:
@@ -146,14 +147,6 @@ def bytes_per_second(content_type: bytes, body: bytes, sample_rate: bytes) -> in
         return pcm_rate(sample_rate)
     is_wav = kind in (b"audio/wav", b"audio/x-wav") and body.startswith(b"RIFF")
     return int.from_bytes(body[WAV_RATE], "little") if is_wav else 0
-
-
-def _of_length(headers: Headers, before: bytes, after: bytes) -> Headers:
-    """Return the headers of a body that was changed."""
-    if len(before) == len(after):
-        return headers
-    length = (b"content-length", b"%d" % len(after))
-    return [*(pair for pair in headers if pair[0] != b"content-length"), length]
 
 
 async def _forward_large(
@@ -194,10 +187,8 @@ async def send_error(request: RequestContext, error: GatewayError) -> None:
         await exchange.send_body(error_event(error, request), more=False)
     elif not exchange.started:
         exchange.model_line = b""  # of an engine whose response was not sent
-        body = error.body(exchange.dialect)
-        length = b"%d" % len(body)
-        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await exchange.send_response(error.status, headers + error.headers(), body)
+        headers = [(b"content-type", b"application/json"), *error.headers()]
+        await exchange.send_response(error.status, headers, error.body(exchange.dialect))
 
 
 def as_gateway_error(error: EngineError) -> GatewayError:

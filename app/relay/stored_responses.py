@@ -46,9 +46,8 @@ async def find_previous_engine(
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise RouteNotFound("previous_response_id must be a string") from None
     found = await _find(services, request, response_id)
-    if found is None or found.model != model.name:
-        raise not_found(response_id)
-    if all(replica.engine.name != found.engine for replica in model.replicas):
+    engines = [replica.engine.name for replica in model.replicas]
+    if found is None or found.model != model.name or found.engine not in engines:
         raise not_found(response_id)
     return found.engine
 

@@ -20,6 +20,8 @@ from engines.timing import MovingDeadline
 
 # nginx allows 4 or 8 KiB of response headers by default, Go's client 10 MiB; vLLM sends below 1.
 MAX_HEAD_BYTES = 64 * 1024
+# Up to this size a body is copied behind its head: that takes less than a second buffer.
+MAX_COPIED_BYTES = 16 * 1024
 
 
 class ClosedBeforeResponse(EngineDied):
@@ -69,7 +71,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._until_close = False
         self._paused = False
         # The timer outlives an exchange: requests need none of their own.
-        self._first_byte_due = 0.0
+        self._sent_at = 0.0
         self._last_byte = 0.0  # 0.0: none yet of the current response
         self.idle_since = 0.0
 
@@ -93,15 +95,14 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._framing_bytes = self._trailer_bytes = 0
         self._message_complete = False
         self._last_byte = 0.0
-        now = loop.time()
-        self._first_byte_due = now + pool.timeouts.first_byte_s
+        self._sent_at = now = loop.time()
         # The earlier timeout; when it fires, the rest of the other one is waited for.
         if self._timer is None or now + pool.least_timeout_s < self._timer_due:
             self._set_timer(now + pool.least_timeout_s)
-        if body:
+        if len(body) > MAX_COPIED_BYTES:
             transport.writelines((payload, body))
         else:
-            transport.write(payload)
+            transport.write(payload + body)
         return response, headers_received
 
     def abort(self) -> None:
@@ -125,8 +126,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         """Return how long an exchange has waited for a byte; 0.0 when none waits."""
         if self._response is None or self._paused:
             return 0.0
-        sent = self._first_byte_due - self._pool.timeouts.first_byte_s
-        return now - max(sent, self._last_byte)
+        return now - max(self._sent_at, self._last_byte)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
         """Encrypt the connection. Raises OSError."""
@@ -299,7 +299,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         if self._response is None:
             return None  # the next exchange sets the timer again
         if self._awaiting is not None:
-            return self._first_byte_due
+            return self._sent_at + self._pool.timeouts.first_byte_s
         stall_s = self._pool.timeouts.stall_s
         return (self._loop.time() if self._paused else self._last_byte) + stall_s
 

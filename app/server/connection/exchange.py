@@ -71,7 +71,6 @@ class HttpExchange:
     client_wait_s = 0.0
     streaming = False
     response_complete = False  # uvicorn's cycles have this name too
-    more_body = True  # of the request
     # Set by the connection before the task starts.
     keep_alive = True
     version_1_0 = False
@@ -122,10 +121,8 @@ class HttpExchange:
         self.received_at = perf_counter()
         self._connection = connection
         # Pieces of the body that have arrived and were not taken.
-        self._body: list[bytes] = []
-        if body is not None:
-            self._body = [body]
-            self.more_body = False
+        self._body = [] if body is None else [body]
+        self.more_body = body is None  # of the request
 
     # The request
 
@@ -172,7 +169,7 @@ class HttpExchange:
         self.started, self.status, self.expects_continue = True, status, False
         if status in _BODILESS:
             headers, body = _bodiless(status, headers), b""
-        elif b"content-length" not in dict(headers):
+        else:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         self.bytes_out = len(body)
         connection = self._connection

@@ -144,17 +144,10 @@ class ClientConnection(RequestParser):
     def _parse(self, data: bytes) -> None:
         """Parse within MAX_PARSE_S, until the application needs a pause; buffer the rest."""
         phase_before, flow, size = self._phase, self.flow, len(data)
-        start = 0
         if self.pipeline:
             self._check_pipeline_bounds()
         try:
-            if size > SLICE:
-                start = self._feed_slices(data)
-            elif size and not flow.read_paused:
-                self._feed(data)
-                start = size
-                if self.pipeline:
-                    self._check_pipeline_bounds()
+            start = self._feed_slices(data)
         except httptools.HttpParserError as error:
             log.debug("request is not valid HTTP/1.1: %s", error)
             self._start_or_wake()  # what precedes the fault is valid
@@ -164,12 +157,12 @@ class ClientConnection(RequestParser):
             flow.keep(data[start:])
         if data or self._phase is not IDLE:
             self._update_deadline(phase_before)
-        if self._unstarted is not None and start == size and phase_before is self._phase is IDLE:
+        if self._unstarted is not None and start >= size and phase_before is self._phase is IDLE:
             self._keep_head(data, self._unstarted)
         self._start_or_wake()
 
     def _feed_slices(self, data: bytes) -> int:
-        """Parse data slice by slice; return where parsing has stopped. Raises HttpParserError."""
+        """Parse slice by slice; return where that has stopped, or more. Raises HttpParserError."""
         start, size = 0, len(data)
         parse_until = perf_counter() + MAX_PARSE_S
         while start < size and not self.flow.read_paused:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.limits.memory_store import MemoryStore
 from app.limits.redis_store import SCRIPT
-from app.limits.script_calls import Release, Renewal, Request, pack, readings
+from app.limits.script_calls import LeasedTerms, Release, pack, readings
 from app.limits.terms import Reading, Terms, settlement, terms_of
 from app.settings import LimitSettings
 from tests.app.limits.asks import ask, limits
@@ -57,8 +57,8 @@ class Script:
     def call(
         self,
         releases: list[Release] | None = None,
-        requests: list[Request] | None = None,
-        renewals: list[Renewal] | None = None,
+        requests: list[LeasedTerms] | None = None,
+        renewals: list[LeasedTerms] | None = None,
     ) -> list[Reading]:
         requests = requests or []
         keys, argument = pack(
@@ -68,9 +68,9 @@ class Script:
         answer = self._run(keys=keys, args=[argument, EPOCH + seconds, rest])
         return readings(cast(bytes, answer), requests)
 
-    def request(self, terms: Terms) -> Request:
+    def request(self, terms: Terms) -> LeasedTerms:
         self._leases += 1
-        return Request(str(self._leases), terms)
+        return LeasedTerms(str(self._leases), terms)
 
     def passes(self, terms: Terms) -> bool:
         return self.call(requests=[self.request(terms)])[0].admitted == 1
@@ -160,7 +160,7 @@ def test_renewed_lease_continues_even_if_redis_lost_it(script: Script, client: r
     script.call(requests=[held])
     script.now_us += 20_000_000
     client.flushdb()
-    script.call(renewals=[Renewal(*held)])
+    script.call(renewals=[held])
     script.now_us += 20_000_000
     assert not script.passes(terms)
 
@@ -171,7 +171,7 @@ def test_renewal_in_a_call_precedes_its_decisions(script: Script, client: redis.
     held = script.request(terms)
     script.call(requests=[held])
     client.flushdb()
-    answers = script.call(requests=[script.request(terms)], renewals=[Renewal(*held)])
+    answers = script.call(requests=[script.request(terms)], renewals=[held])
     assert answers[0].admitted == 0
 
 
@@ -241,7 +241,7 @@ def everything(script: Script, client: redis.Redis, terms: Terms) -> None:
     held = script.request(terms)
     for releases, renewals, requests in (
         ([], [], [held]),
-        ([], [Renewal(*held)], []),
+        ([], [held], []),
         ([Release(*held, [-cost_s for cost_s in terms.costs.values()])], [], []),
     ):
         keys, argument = pack(script.prefix, BURST_S, LEASE_S, releases, renewals, requests)
@@ -271,7 +271,7 @@ def test_every_key_the_script_writes_expires(script: Script, client: redis.Redis
     half = terms_of(ask(limits(10, 100, 5), limits(10, 100, 5), tokens=50))
     everything(script, client, half)
     left = [script.request(half), script.request(half)]
-    keys, argument = pack(script.prefix, BURST_S, LEASE_S, [], [Renewal(*left[0])], left)
+    keys, argument = pack(script.prefix, BURST_S, LEASE_S, [], [left[0]], left)
     run(keys=keys, args=[argument])
     made = list(client.scan_iter(f"{{{script.prefix}}}*"))
     assert len(made) == 7
@@ -316,7 +316,7 @@ def test_value_of_another_type_is_a_fault_of_that_key_alone(
     for term in poisoned.slots:
         client.delete(f"{{{script.prefix}}}:{term.place}")
         client.set(f"{{{script.prefix}}}:{term.place}", "x")
-    script.call(renewals=[Renewal(first.lease, poisoned)])
+    script.call(renewals=[LeasedTerms(first.lease, poisoned)])
     for term in poisoned.slots:
         client.set(f"{{{script.prefix}}}:{term.place}", "x")
     script.call(releases=[Release(first.lease, poisoned, [0.0])])

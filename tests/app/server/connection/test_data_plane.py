@@ -109,7 +109,8 @@ async def test_disconnect_drops_pipelined_requests(gateway: Gateway, fake: Fake)
 # Heads that repeat
 
 
-async def test_facts_are_shared_by_requests_with_the_same_head_only() -> None:
+@pytest.mark.parametrize("body", [BODY, b" " * 3 * protocol.SLICE], ids=["small", "in slices"])
+async def test_facts_are_shared_by_requests_with_the_same_head_only(body: bytes) -> None:
     """Whatever order the keys come in: no request gets what was read from another one's headers."""
     keys = [b"a", b"a", b"a", b"a", b"b", b"a", b"b", b"b", b"b", b"a", b"a"]
     shared = 0
@@ -124,7 +125,7 @@ async def test_facts_are_shared_by_requests_with_the_same_head_only() -> None:
 
     async with serving(handler) as server, server.connected() as client:
         for key in keys:
-            client.send(request(BODY, b"x-api-key: " + key, key=False))
+            client.send(request(body, b"x-api-key: " + key, key=False))
             assert (await client.answer()).body == key
     assert shared
 

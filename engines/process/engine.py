@@ -23,7 +23,7 @@ from engines.base import (
 )
 from engines.gpu import EngineMemory
 from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
-from engines.interpreter import InterpreterFault, probe
+from engines.interpreter import SERVE, InterpreterFault, probe
 from engines.output import redact_command
 from engines.process.host import EngineHost
 from engines.process.launch import SOCKET, Launch
@@ -48,8 +48,7 @@ class LauncherMissing(Exception):
 def vllm_launcher() -> tuple[str, ...]:
     """Return the command that runs vLLM's OpenAI server with this interpreter.
 
-    vLLM 0.30 and newer have it in `launchers`, older versions in `openai`. The `vllm` command does
-    not run from the CPU build, whose distribution has another name. Raises LauncherMissing.
+    Raises LauncherMissing.
     """
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
@@ -57,10 +56,7 @@ def vllm_launcher() -> tuple[str, ...]:
             "vLLM is not installed here: run `make setup` in a clone, or `pip install '.[gpu]'` "
             "there (README), or name another environment by `python` of each engine"
         )
-    module = "vllm.entrypoints.launchers.api_server.entry"
-    if not (Path(spec.origin).parent / "entrypoints/launchers/api_server/entry.py").exists():
-        module = "vllm.entrypoints.openai.api_server"
-    return (sys.executable, "-m", module)
+    return (sys.executable, "-P", str(SERVE))
 
 
 def vllm_runs_on_cpu(python: Path | None = None) -> bool:

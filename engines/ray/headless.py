@@ -6,7 +6,11 @@ It does what `vllm serve` does with `--headless`. That command does not run from
 whose distribution has another name, and the module that runs the server knows no `--headless`.
 """
 
+import gc
+
 from engines.inside import import_cli_args
+
+gc.set_threshold(5_000, 20, 20)  # as in engines.inside.vllm_gateway_serve, workers as well
 
 
 def main() -> None:

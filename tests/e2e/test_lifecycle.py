@@ -34,7 +34,7 @@ DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE_WITH_WORKER]}
 
 def kill_api_server(processes: list[psutil.Process]) -> None:
     """Kill the API server among an engine's processes."""
-    server = next(p for p in processes if p.cmdline()[1:2] == ["-m"])
+    server = next(p for p in processes if "vllm_gateway_serve.py" in " ".join(p.cmdline()[:3]))
     os.kill(server.pid, signal.SIGKILL)
 
 

@@ -9,11 +9,16 @@ ROOT = Path(__file__).parents[2]
 ENTRY = f"""
 import importlib.util, runpy, sys
 from importlib.metadata import entry_points
-print("plugins:", [one.value for one in entry_points(group="vllm.general_plugins")])
-found = [name for name in ("app", "httpx") if importlib.util.find_spec(name)]
-print("packages:", found, flush=True)
-sys.path += [{str(ROOT)!r}, *{[path for path in sys.path if path.endswith("-packages")]!r}]
-runpy.run_module("tests.fakes.vllm", run_name="__main__")
+
+def main():
+    print("plugins:", [one.value for one in entry_points(group="vllm.general_plugins")])
+    found = [name for name in ("app", "httpx") if importlib.util.find_spec(name)]
+    print("packages:", found, flush=True)
+    sys.path += [{str(ROOT)!r}, *{[path for path in sys.path if path.endswith("-packages")]!r}]
+    runpy.run_module("tests.fakes.vllm", run_name="__main__")
+
+if __name__ == "__main__":
+    main()
 """
 NEW, OLD = "launchers/api_server/entry.py", "openai/api_server.py"
 

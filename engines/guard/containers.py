@@ -1,8 +1,9 @@
 """The container of an engine: its record, its processes here, its removal. Standard library only.
 
 DIRECTORY/container.json has the daemon's socket, the value of the label by which the engine's
-containers are found, and the first process of the present one. It stays when the engine has ended:
-the value is random and made once, so a label never belongs to an engine of another gateway.
+containers are found, the first process of the present one, and whether that has been removed. It
+stays when the engine has ended: the value is random and made once, so a label never belongs to an
+engine of another gateway.
 """
 
 import contextlib
@@ -78,9 +79,12 @@ def remove(directory: Path, timeout_s: float = 0.0) -> str | None:
         except DaemonError as error:
             _kill_visible(directory)
             if time.monotonic() >= deadline:
-                return str(error)
+                # A daemon may have been replaced by another since then.
+                return None if record.get("removed") else str(error)
         if empty_scans < 2:
             time.sleep(RETRY_S)
+    with contextlib.suppress(OSError):
+        write_record(directory, {**record, "removed": True})
     return None
 
 

@@ -46,6 +46,10 @@ class InterpreterFault(Exception):
     """An interpreter with which no engine can run; the text is one line, and names no setting."""
 
 
+class InterpreterTimeout(InterpreterFault):
+    """An interpreter that did not answer in time: its disk or the machine may be busy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Installation:
     """An interpreter and its vLLM. `version` is "" where no distribution names it."""
@@ -76,7 +80,7 @@ def probe(python: Path) -> Installation:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise InterpreterFault(f"{python} did not answer in {PROBE_TIMEOUT_S:g} s") from None
+        raise InterpreterTimeout(f"{python} did not answer in {PROBE_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise InterpreterFault(_why_not_run(python, error)) from None
     try:

@@ -31,7 +31,7 @@ from engines.gpu import (
 )
 from engines.guard import scratch
 from engines.hub import uses_modelscope
-from engines.interpreter import Installation, InterpreterFault
+from engines.interpreter import Installation, InterpreterFault, InterpreterTimeout
 from engines.plan import find_adapter_fault
 from engines.process import SOCKET
 from engines.ray import (
@@ -215,6 +215,8 @@ def _flags(
     """
     try:
         other = None if python is None else interpreter.probe(python)
+    except InterpreterTimeout as error:
+        raise ParserUnavailable(str(error)) from None
     except InterpreterFault as error:
         return [settings.engine_fault(spec, str(error), "python") for spec in specs]
     found = [

@@ -13,7 +13,7 @@ from engines.guard.guardian_client import (
     start_guardian,
 )
 from engines.hub import hub_fault
-from engines.process.host import EngineProcesses
+from engines.process.host import EngineProcesses, HostUnavailable
 from engines.process.launch import HubUnreachable, Launch
 
 # Interval at which a check that waits looks whether the engine is to be stopped.
@@ -44,6 +44,8 @@ class LocalHost:
         if launch.python is not None:
             try:
                 await _unless_stopped(stopping, interpreter.probe, launch.python)
+            except interpreter.InterpreterTimeout as fault:
+                raise HostUnavailable(f"python: {fault}") from None
             except interpreter.InterpreterFault as fault:
                 raise LaunchError(f"python: {fault}") from None
         if launch.downloads:

@@ -18,7 +18,7 @@ from engines import interpreter
 from engines.flags import check as flag_check
 from engines.flags.check import ParserUnavailable
 from engines.gpu import Device
-from engines.interpreter import Installation
+from engines.interpreter import Installation, InterpreterTimeout
 from engines.ray import cluster
 from tests.app.configuration import isolate
 from tests.fakes import vllm_flags
@@ -156,6 +156,22 @@ def test_unanswered_flag_check_is_a_note_not_a_fault(
     monkeypatch.setattr(flag_check, "run_parser", silent)
     assert check({"args": {"max-modellen": 1}}) == PreflightResult(
         (), ("flags of engines were not checked: vLLM gave no answer in 120 s",)
+    )
+
+
+def test_interpreter_that_does_not_answer_in_time_is_a_note_not_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(python: Path) -> None:
+        raise InterpreterTimeout(f"{python} did not answer in 20 s")
+
+    monkeypatch.setattr("engines.interpreter.probe", silent)
+    assert check({"python": "/opt/a/bin/python"}) == PreflightResult(
+        (),
+        (
+            "flags of engines of /opt/a/bin/python were not checked: /opt/a/bin/python did not "
+            "answer in 20 s",
+        ),
     )
 
 

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from app.fleet import DetachedEngines
-from engines import inside
+from engines import inside, interpreter
 from engines.base import EngineNotReady, EngineState, Progress
 from engines.interpreter import launcher
 from engines.process.engine import ProcessEngine
 from engines.setup import EngineSetup
 from engines.spec import ProcessSpec
 from tests.engines.environments import NEW, OLD, make_environment
-from tests.engines.processes import LAUNCHER, Make, ask, build, chat, family, gone, ready
+from tests.engines.processes import AT_ONCE, LAUNCHER, Make, ask, build, chat, family, gone, ready
 from tests.fakes.hub import FakeHub, serving_hub
 from tests.gateway import free_port
 from tests.waiting import wait_until
@@ -281,6 +281,20 @@ async def test_interpreter_without_vllm_is_reported_before_the_start(
         await ready(engine)
     assert engine.given_up
     assert not (tmp_path / "demo-0" / "engine.log").exists()
+
+
+async def test_interpreter_that_does_not_answer_in_time_is_tried_again(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine, whose disk is cold."""
+    monkeypatch.setattr(interpreter, "PROBE_TIMEOUT_S", 0.1)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o700)
+    engine = make(python=python, launcher=LAUNCHER, restart=AT_ONCE)
+    with pytest.raises(EngineNotReady, match=r"^python: .*/python did not answer in 0\.1 s"):
+        await ready(engine)
+    assert not engine.given_up
 
 
 async def test_missing_model_directory_is_reported_before_the_start(tmp_path: Path) -> None:

@@ -1,130 +1,373 @@
-"""Starts, ends and deaths of the whole thing, on real vLLM."""
+"""One engine through all that happens to it, on real vLLM.
 
-import os
-import signal
-import socket
-import subprocess
+Its gateway is restarted under load, a reload replaces it under load, its API server is killed, and
+last its gateway. The tests are in order: each begins where the one before it ended.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import yaml
 
+from engines.interpreter import SERVE
 from tests.e2e.deployment import (
-    COMMAND,
+    ADMIN_KEY,
+    ENGINE,
     ENGINE_WITH_WORKER,
     KEY,
+    START_S,
     Deployment,
     alive,
     demo_model,
-    deployed,
     engine_processes,
-    environment,
-    run,
+    keep_known_flags,
+    launch,
     traces,
     until_ready,
-    use_known_flags,
     write_config,
 )
 from tests.waiting import poll_until
 
-DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE_WITH_WORKER]}
+HEADERS = {"authorization": f"Bearer {KEY}"}
+PAUSE_S = 0.2
 
 
-def kill_api_server(processes: list[psutil.Process]) -> None:
-    """Kill the API server among an engine's processes."""
-    server = next(p for p in processes if "vllm_gateway_serve.py" in " ".join(p.cmdline()[:3]))
-    os.kill(server.pid, signal.SIGKILL)
+@dataclass
+class Gateways:
+    """The gateways that run one after the other on a configuration file."""
 
+    config: Path
+    running: list[Deployment] = field(default_factory=list)
+    # Engines outlive gateways on purpose; not the tests.
+    engines: list[psutil.Process] = field(default_factory=list)
 
-def sleeping_processes(deployment: Deployment) -> set[str]:
-    """Return which processes of vLLM said that the gateway's plugin has them sleep."""
-    lines = (deployment.run_dir / "demo-0" / "engine.log").read_text().splitlines()
-    return {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
+    def launch(self) -> Deployment:
+        """Start the next one."""
+        if self.running:
+            keep_known_flags(self.newest.run_dir)
+        self.running.append(launch(self.config, len(self.running)))
+        return self.newest
 
-
-def test_killed_api_server_leaves_no_process_and_no_file_and_sigterm_ends_its_restart(
-    tmp_path: Path,
-) -> None:
-    demo_model()
-    with deployed(tmp_path, DEMO) as deployment:
+    def start(self) -> Deployment:
+        """Start the next one; return when it is ready."""
+        deployment = self.launch()
         until_ready(deployment)
-        assert {"(EngineCore", "(VllmWorker-0"} <= sleeping_processes(deployment)
-        processes = engine_processes(deployment)
-        left = traces(deployment, processes)
-        kill_api_server(processes)
-        poll_until(lambda: not any(alive(p) for p in processes), 5)
-        assert not [path for path in left if path.exists()]
-        with deployment.client() as client:
-            poll_until(lambda: client.get("/ready").status_code == 503, 5)
-            assert client.get("/health").status_code == 200
-            assert client.get("/v1/models").status_code == 200
-            body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-            answer = client.post("/v1/chat/completions", json=body, timeout=120)
-            assert answer.status_code == 200, "it waits for the restart"
-            assert "it died while serving (killed by SIGKILL)" in deployment.said()
-            kill_api_server(engine_processes(deployment))
-            poll_until(lambda: client.get("/ready").status_code == 503, 5)
-            poll_until(lambda: len(deployment.family()) >= 2, 20)
-            assert client.get("/ready").status_code == 503
-        starting = deployment.family()
-        assert deployment.terminate() == 0
-        assert not [p for p in starting if alive(p)]
+        self.engines += deployment.family()
+        return deployment
+
+    @property
+    def newest(self) -> Deployment:
+        return self.running[-1]
+
+    def change(self, **server: Any) -> None:
+        """Change the section of the server in the file."""
+        settings = yaml.safe_load(self.config.read_text())
+        settings["server"].update(server)
+        self.config.write_text(yaml.safe_dump(settings))
+
+    def close(self) -> None:
+        """End all that still runs."""
+        for deployment in self.running:
+            deployment.process.kill()
+            deployment.process.wait()
+        for process in filter(alive, self.engines):
+            process.kill()
 
 
-def test_port_in_use_is_one_line_and_exit_2(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ended = run("serve", "--config", str(write_config(tmp_path, DEMO, port=port)))
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == (
-        f"vllm-gateway: cannot listen on 127.0.0.1:{port}: Address already in use; "
-        "choose another: GATEWAY_SERVER__PORT=8001"
+@pytest.fixture(scope="module")
+def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
+    demo_model()
+    model = {"name": "demo", "engines": [ENGINE]}
+    directory = tmp_path_factory.mktemp("gateways")
+    started = Gateways(write_config(directory, model, keep_engines=True, drain_timeout_s=60))
+    yield started
+    started.close()
+
+
+@dataclass
+class Load:
+    """Short requests, one after the other, and when each was answered or not."""
+
+    url: str
+    answered: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        # A connection of its own each time: those of the old gateway say nothing.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(limits=limits, headers=HEADERS, timeout=60) as client:
+            while not self.stop.is_set():
+                self._ask(client, body)
+                time.sleep(0.01)
+
+    def _ask(self, client: httpx.Client, body: dict[str, object]) -> None:
+        try:
+            answer = client.post(f"{self.url}/v1/chat/completions", json=body)
+        except httpx.TransportError:
+            self.refused.append(time.monotonic())
+            return
+        moment = time.monotonic()
+        if answer.status_code == 200:
+            self.answered.append(moment)
+        elif answer.status_code == 503:
+            self.refused.append(moment)
+        else:
+            self.odd.append(answer.text)
+
+
+@dataclass
+class LongStream:
+    """One stream that is under way while the gateway is restarted."""
+
+    url: str
+    began: threading.Event = field(default_factory=threading.Event)
+    events: int = 0
+    tokens: int = 0  # by the usage at its end
+    last: str = ""
+
+    def run(self) -> None:
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "stream": True,
+            "max_tokens": 1500,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
+        with (
+            httpx.Client(timeout=120, headers=HEADERS) as client,
+            client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    self.last = line[6:]
+                    self.events += 1
+                    if self.events == 5:
+                        self.began.set()
+                    if '"usage":{' in self.last:
+                        self.tokens = json.loads(self.last)["usage"]["completion_tokens"]
+
+
+@dataclass
+class Client:
+    """Sends a request every 200 ms, each on a new connection."""
+
+    url: str
+    # How long each answer took, in seconds.
+    answered: list[float] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask all along while the body runs."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stop,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _run(self, stop: threading.Event) -> None:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        headers = {"authorization": f"Bearer {KEY}"}
+        while not stop.wait(PAUSE_S):
+            with httpx.Client(
+                base_url=self.url, headers=headers, timeout=120, verify=False
+            ) as client:
+                began = time.monotonic()
+                answer = client.post("/v1/chat/completions", json=body)
+                if answer.status_code == 200:
+                    self.answered.append(time.monotonic() - began)
+                else:
+                    self.refused.append(answer.text)
+
+
+def test_restarted_gateway_takes_over_its_engines_under_load(
+    gateways: Gateways, show: Callable[[str], None]
+) -> None:
+    old = gateways.start()
+    engine = [p for p in old.family() if alive(p)]
+    pids = sorted(p.pid for p in engine)
+    load, stream = Load(old.url), LongStream(old.url)
+    threads = [threading.Thread(target=load.run) for _ in range(2)]
+    threads.append(threading.Thread(target=stream.run))
+    for thread in threads:
+        thread.start()
+    assert stream.began.wait(60)
+    asked = time.monotonic()
+    old.process.terminate()
+    new = gateways.start()
+    ready = time.monotonic()
+    poll_until(lambda: bool(load.answered) and load.answered[-1] > ready, 30)
+    load.stop.set()
+    for thread in threads:
+        thread.join(120)
+    assert old.process.wait(60) == 0
+    # The stream ended whole, in the old gateway, beside the new one.
+    assert stream.last == "[DONE]"
+    assert stream.tokens == 1500
+    assert not load.odd
+    assert sorted(p.pid for p in engine if alive(p)) == pids
+    assert "adopted" in new.said()
+    gap = max(b - a for a, b in pairwise(sorted(load.answered)))
+    listening = _seconds_between(new.said(), "listening on", "is ready")
+    show(
+        f"adoption: pids {pids} unchanged; listening to READY {listening:.3f} s; "
+        f"SIGTERM to ready {ready - asked:.2f} s; {len(load.refused)} requests refused, "
+        f"{len(load.answered)} answered; longest time without an answer {gap:.2f} s"
+    )
+    assert not load.refused
+    # From here on nothing outlives its gateway.
+    gateways.change(keep_engines=False)
+    assert new.terminate() == 0
+    last = gateways.start()
+    assert "adopted" in last.said()
+    assert sorted(p.pid for p in engine if alive(p)) == pids
+
+
+def reload(deployment: Deployment, *, dry_run: bool = False) -> dict[str, Any]:
+    """Have the gateway read its file; return its report."""
+    with deployment.client(ADMIN_KEY) as client:
+        answer = client.post("/admin/reload", json={"dry_run": dry_run}, timeout=300)
+    assert answer.status_code == 200, answer.text
+    report: dict[str, Any] = answer.json()
+    return report
+
+
+def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Return the gateway's report on each engine, by name."""
+    with deployment.client(ADMIN_KEY) as client:
+        rows = client.get("/admin/engines").json()["data"]
+    return {row["name"]: row for row in rows}
+
+
+def test_reload_that_replaces_the_engine_fails_no_request(
+    gateways: Gateways, show: Callable[[str], None]
+) -> None:
+    deployment = gateways.newest
+    client, stream = Client(deployment.url), LongStream(deployment.url)
+    first = list(filter(alive, gateways.engines))
+    assert first
+    longest = ENGINE["args"]["max-model-len"]
+    # The tests that follow need the processes of an engine on GPUs.
+    changed = {**ENGINE_WITH_WORKER, "args": {**ENGINE["args"], "max-model-len": longest - 64}}
+    settings = yaml.safe_load(gateways.config.read_text())
+    settings["models"][0]["engines"] = [changed]
+    gateways.config.write_text(yaml.safe_dump(settings))
+
+    with client.asking():
+        reading = threading.Thread(target=stream.run)
+        reading.start()
+        assert stream.began.wait(60)
+        planned = reload(deployment, dry_run=True)
+        assert planned["difference"] == [
+            f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
+            "~ model demo: env.VLLM_ENABLE_V1_MULTIPROCESSING changed (replaces demo-0)",
+            "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
+        ]
+        began = time.monotonic()
+        done = reload(deployment)
+        gateways.engines += deployment.family()
+        took_s = time.monotonic() - began
+        reading.join()
+    assert done["lines"][-1] == "done", done
+    assert not client.refused
+    assert (stream.last, stream.tokens) == ("[DONE]", 1500)
+    assert not [process for process in first if alive(process)]
+    [(name, row)] = engines(deployment).items()
+    assert (name, row["facts"]["max_model_len"]) == ("demo-1", longest - 64)
+    # Who had to wait for an engine would have waited for a load.
+    assert max(client.answered) < row["load_s"] / 2
+    show(
+        f"reload in {took_s:.1f} s, of which {row['load_s']:.1f} s load beside the old engine: "
+        f"{_told(client.answered)}; one engine takes {row['memory_gib']:.2f} GiB"
     )
 
 
-@pytest.mark.parametrize("command", ["serve", "check"])
-def test_file_that_is_no_configuration_is_one_line_and_exit_2(tmp_path: Path, command: str) -> None:
-    """More of them are in tests/app/cli/wrong.py."""
-    file = tmp_path / "gateway.yaml"
-    file.write_text("servr: {}\nmodels: []")
-    ended = run(command, "--config", str(file))
-    assert ended.returncode == 2
-    assert "gateway.yaml:1: servr: unknown key; did you mean server?" in ended.stderr
-    assert "Traceback" not in ended.stderr
+def api_servers(processes: list[psutil.Process]) -> Iterator[psutil.Process]:
+    """Yield the API servers among the processes of engines."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if str(SERVE) in process.cmdline()[:3]:
+                yield process
 
 
-def test_gateway_without_keys_in_the_environment_has_those_of_its_store(tmp_path: Path) -> None:
-    file = write_config(tmp_path, DEMO)
-    use_known_flags(tmp_path / "run")
-    bare = {k: v for k, v in environment().items() if k != "GATEWAY_API_KEYS"}
-    ended = subprocess.run(
-        [*COMMAND, "check", "--config", str(file)],
-        env=bare, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    assert "keys: 0 from the environment, others from the key store" in ended.stdout
+def sleeping_processes(deployment: Deployment, name: str) -> set[str]:
+    """Return which processes of vLLM said that the gateway's plugin has them sleep."""
+    lines = (deployment.run_dir / name / "engine.log").read_text().splitlines()
+    return {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
 
 
-def test_check_prints_what_would_run(tmp_path: Path) -> None:
-    file = write_config(tmp_path, DEMO)
-    ended = run("check", "--config", str(file))
-    assert ended.returncode == 0, ended.stderr
-    assert "--served-model-name=demo" in ended.stdout
-    assert KEY not in ended.stdout
-    # It starts nothing, and writes what vLLM's parser said, so that the next check is quick.
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["vllm-flags.json"]
+def test_killed_api_server_leaves_no_process_and_no_file_and_is_restarted(
+    gateways: Gateways,
+) -> None:
+    deployment = gateways.newest
+    [name] = engines(deployment)
+    assert {"(EngineCore", "(VllmWorker-0"} <= sleeping_processes(deployment, name)
+    processes = engine_processes(deployment)
+    left = traces(deployment, processes, name)
+    [server] = api_servers(processes)
+    server.kill()
+    poll_until(lambda: not any(alive(p) for p in processes), 5)
+    assert not [path for path in left if path.exists()]
+    with deployment.client() as client:
+        poll_until(lambda: client.get("/ready").status_code == 503, 5)
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/models").status_code == 200
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        answer = client.post("/v1/chat/completions", json=body, timeout=START_S)
+    assert answer.status_code == 200, "it waits for the restart"
+    assert "it died while serving (killed by SIGKILL)" in deployment.said()
 
 
-def test_second_gateway_with_the_same_run_directory_is_refused(tmp_path: Path) -> None:
-    idle = {"name": "m", "engines": [{"kind": "remote", "url": "http://127.0.0.1:9"}]}
-    with deployed(tmp_path, idle) as first:
-        assert first.process.poll() is None
-        file = tmp_path / "second.yaml"
-        settings = yaml.safe_load((tmp_path / "gateway.yaml").read_text())
-        settings["server"]["port"] = 0
-        file.write_text(yaml.safe_dump(settings))
-        ended = run("serve", "--config", str(file))
-    assert ended.returncode == 2
-    assert "is in use by another gateway" in ended.stderr
+def test_sigkill_of_the_gateway_leaves_no_process_and_no_file(gateways: Gateways) -> None:
+    deployment = gateways.newest
+    [name] = engines(deployment)
+    processes = engine_processes(deployment)
+    left = traces(deployment, processes, name)
+    deployment.process.kill()
+    deployment.process.wait()
+    poll_until(lambda: not any(alive(p) for p in processes), 5)
+    assert not [path for path in left if path.exists()]
+
+
+def test_sigterm_ends_a_start(gateways: Gateways) -> None:
+    deployment = gateways.launch()
+    poll_until(lambda: len(list(api_servers(deployment.family()))) == 1, START_S)
+    with deployment.client() as client:
+        assert client.get("/ready").status_code == 503
+    starting = deployment.family()
+    gateways.engines += starting
+    assert deployment.terminate() == 0
+    assert not [p for p in starting if alive(p)]
+
+
+def _told(seconds: list[float]) -> str:
+    middle = sorted(seconds)[len(seconds) // 2]
+    return f"{len(seconds)} answers, median {middle:.2f} s, longest {max(seconds):.2f} s"
+
+
+def _seconds_between(output: str, first: str, second: str) -> float:
+    """Return the seconds between two lines of a log."""
+
+    def moment(mark: str) -> datetime:
+        line = next(line for line in output.splitlines() if mark in line)
+        return datetime.fromisoformat(json.loads(line)["time"])
+
+    return (moment(second) - moment(first)).total_seconds()

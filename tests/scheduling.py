@@ -28,15 +28,14 @@ IMPORTING = (
 # The groups with real vLLM; some start none in a part of their tests.
 WITH_ENGINES = (
     "gateway", "importing", "tests/contract/test_engine_contract.py::TestContainerOnVllm",
-    "tests/contract/test_engine_contract.py::TestProcessOnVllm",
-    "tests/contract/test_engine_contract.py::TestRayOnVllm", "tests/deploy/test_systemd.py",
+    "tests/contract/test_engine_contract.py::TestProcessOnVllm", "tests/deploy/test_systemd.py",
     "tests/docs/test_commands.py", "tests/e2e/", "tests/engines/flags/test_check.py",
 )  # fmt: skip
 # The longest come first, so that no worker waits long for the others at the end.
 LONGEST = (
-    "gateway", "tests/docs/test_commands.py", "tests/e2e/test_generate.py",
-    "tests/e2e/test_ray.py", "tests/e2e/test_in_process.py", "tests/e2e/test_adapters.py",
-    "tests/e2e/test_reload.py", "tests/e2e/test_ray_nodes.py", "tests/e2e/test_dashboards.py",
+    "gateway", "tests/docs/test_commands.py", "tests/e2e/test_ray.py",
+    "tests/e2e/test_lifecycle.py", "tests/e2e/test_generate.py", "tests/e2e/test_in_process.py",
+    "tests/e2e/test_adapters.py", "tests/e2e/test_dashboards.py",
     "tests/e2e/test_failing_starts.py",
     "ray", "tests/console/test_interruptions.py", "tests/app/relay/test_loop_stops.py",
     "tests/fleet/test_exactness.py", "tests/app/api/test_schemathesis.py",

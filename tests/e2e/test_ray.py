@@ -14,7 +14,9 @@ import httpx
 import psutil
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from engines.demo.dialogues import DIALOGUES
 from tests.e2e.deployment import (
     COMMAND,
     ENGINE,
@@ -43,8 +45,9 @@ QUESTION = {
     "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],
     "temperature": 0,
 }
-# Long enough for a node to be lost meanwhile.
-TOKENS = 1500
+# Seconds of work for the demo model.
+TOKENS = 1900
+KNOWN = [dialogue for dialogue in DIALOGUES if dialogue.name in ("hello", "abilities", "story")]
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +192,28 @@ def assert_key_is_asked_for(pid: int, verified: ssl.SSLContext) -> None:
         assert found["/no/such/path"] == 404
 
 
+def total(page: str, *names: str) -> float:
+    """Return the sum of series of a page of metrics."""
+    families = text_string_to_metric_families(page)
+    return sum(s.value for family in families for s in family.samples if s.name in names)
+
+
+def assert_hang_up_ends_generation(client: httpx.Client) -> None:
+    """See that a client who leaves ends its generation, through TLS as well."""
+
+    def running() -> float:
+        page = client.get("/metrics/engines").text
+        return total(page, "vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    long = {**QUESTION, "stream": True, "max_tokens": TOKENS, "ignore_eos": True}
+    with client.stream("POST", "/v1/chat/completions", json=long) as response:
+        assert next(response.iter_lines())
+        poll_until(lambda: running() > 0, 10)
+    poll_until(lambda: not running(), 30)
+    page = client.get("/metrics/engines").text
+    assert 0 < total(page, "vllm:generation_tokens_total") < TOKENS
+
+
 @pytest.mark.vllm
 def test_engine_over_tls_survives_a_killed_gateway(nodes: Nodes, tmp_path: Path) -> None:
     engine = {**ENGINE, "model": str(demo_model().absolute())}
@@ -200,7 +225,7 @@ def test_engine_over_tls_survives_a_killed_gateway(nodes: Nodes, tmp_path: Path)
         assert_key_is_asked_for(engines["demo-0"], verified)
         with first.client() as client:
             answer = client.post("/v1/chat/completions", json=QUESTION).json()["choices"]
-            assert "vllm:generation_tokens_total" in client.get("/metrics/engines").text
+            assert_hang_up_ends_generation(client)
         first.process.kill()
         first.process.wait()
     left = family(engines["demo-0"])
@@ -215,3 +240,44 @@ def test_engine_over_tls_survives_a_killed_gateway(nodes: Nodes, tmp_path: Path)
             again = client.post("/v1/chat/completions", json=QUESTION).json()["choices"]
         assert again == answer
     assert gone(left)
+
+
+def answers(deployment: Deployment) -> list[str]:
+    """Return the answers to the known questions at temperature 0."""
+    found = []
+    with deployment.client() as client:
+        for dialogue in KNOWN:
+            body = {"model": "demo", "messages": dialogue.messages, "temperature": 0}
+            response = client.post("/v1/chat/completions", json=body, timeout=START_S)
+            assert response.status_code == 200, response.text
+            found.append(response.json()["choices"][0]["message"]["content"])
+    return found
+
+
+def ranks(deployment: Deployment) -> list[list[psutil.Process]]:
+    """Return the processes of each rank of the newest start, by the log."""
+    log = (deployment.run_dir / "demo-0" / "engine.log").read_text()
+    following = re.search(r"pid=(\d+), ip=[\d.]+\) INFO .* Launching vLLM .* headless", log)
+    assert following is not None
+    return [family(pids(deployment)["demo-0"]), family(int(following[1]))]
+
+
+@pytest.mark.vllm
+def test_engine_over_two_nodes_answers_as_on_one_and_ends_with_any_rank(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    # The restart after that is the gateway's own: tests/engines/ray/test_nodes.py.
+    engine = {**ENGINE, "model": str(demo_model().absolute()), "nodes": 2}
+    engine["args"] = {**ENGINE["args"], "tensor-parallel-size": 2}
+    with gateway(configure(tmp_path, nodes, engine)) as running:
+        # What every engine on one node answers.
+        assert answers(running) == [dialogue.answer for dialogue in KNOWN]
+        before = ranks(running)
+        raylets = {processes[0].parents()[1].pid for processes in before}
+        assert len(raylets) == 2
+        worker = before[1][-1]
+        assert "Worker" in " ".join(worker.cmdline())
+        worker.kill()
+        died = "engine demo-0 failed: it died while serving on node "
+        poll_until(lambda: died in running.said(), 60)
+        poll_until(lambda: gone([process for processes in before for process in processes]), 60)

@@ -170,13 +170,16 @@ async def test_killed_gateways_load_expires_and_its_slots_are_taken_over(
         assert one.catalogue.count_slots("demo", 4) == 4
 
 
-async def test_gateway_that_leaves_is_forgotten_at_once(redis_server: RedisServer) -> None:
+async def test_gateway_that_leaves_is_forgotten_at_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.sharing.gateways.SILENCE_S", 3600.0)
     async with running(redis_server, 2) as (one, two):
         two.replica.in_flight = 5
         await wait_until(lambda: one.replica.elsewhere == 5)
         await two.kill()
         await two.sharing.close()
-        await wait_until(lambda: one.replica.division == (1, 0), 1.5)  # before the silence is over
+        await wait_until(lambda: one.replica.division == (1, 0))  # the silence is not over
         assert one.replica.elsewhere == 0
 
 

@@ -52,8 +52,9 @@ class ModelDeployment:
     # requests may still need: where each is loaded from, by name.
     coming_adapters: AdapterSources = field(default_factory=dict)
     leaving_adapters: AdapterSources = field(default_factory=dict)
-    # By model and adapter. Kept across reloads that do not change it, with all that it has learned.
-    _policies: dict[str, SelectionPolicy] = field(default_factory=dict, init=False)
+    # Of the model and its adapters, which have the same engines and their caches. Kept across
+    # reloads that do not change it, with all that it has learned.
+    _policy: SelectionPolicy | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
@@ -113,8 +114,6 @@ class ModelDeployment:
         `discovered` overrides what the settings say.
         """
         model = self._model(discovered)
-        names = {model.name, *adapter_sources(self.settings)}
-        self._policies = {name: one for name, one in self._policies.items() if name in names}
         return [model, *(self._adapter(model, one) for one in self.settings.adapters or ())]
 
     def _adapter(self, model: Model, adapter: AdapterSettings) -> Model:
@@ -124,19 +123,16 @@ class ModelDeployment:
             aliases=adapter.aliases,
             limits=adapter.limits,
             fallbacks=adapter.fallbacks,
-            policy=self._policy(adapter.name),
             parent=model.name,
             split=(),
             adapter_source=adapter.source,
         )
 
-    def _policy(self, name: str) -> SelectionPolicy:
-        """Return the policy of the model or of an adapter."""
+    def _policy_in_force(self) -> SelectionPolicy:
         wanted = POLICIES[self.settings.policy]
-        policy = self._policies.get(name)
-        if type(policy) is not wanted:
-            policy = self._policies[name] = wanted()
-        return policy
+        if type(self._policy) is not wanted:
+            self._policy = wanted()
+        return self._policy
 
     def _model(self, discovered: bool | None) -> Model:
         settings = self.settings
@@ -152,7 +148,7 @@ class ModelDeployment:
             ),
             limits=settings.limits,
             on_demand=settings.load == "on_demand",
-            policy=self._policy(settings.name),
+            policy=self._policy_in_force(),
             eject_after=settings.eject_after,
             fallbacks=settings.fallbacks,
             fields=settings.fields,

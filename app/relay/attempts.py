@@ -63,9 +63,10 @@ class Attempts(msgspec.Struct, eq=False):
     def _choose(self, left: list[Replica]) -> Replica:
         """Take the replica that the model's policy chooses among several."""
         request, plan = self.request, self.plan
-        salt = plan.rewrite.cache_salt
-        hints = RequestHints(request.exchange, request.principal.id, plan.body, salt)
-        replica = self.model.policy.choose(list_usable(left), hints)
+        model, salt = self.model, plan.rewrite.cache_salt
+        adapter = None if model.parent is None else model.name
+        hints = RequestHints(request.exchange, request.principal.id, plan.body, salt, adapter)
+        replica = model.policy.choose(list_usable(left), hints)
         assert replica is not None
         # The bytes of an image are no tokens; at least no prompt is longer than the model takes.
         if uncached := min(hints.uncached_tokens, plan.cost.prompt):

@@ -38,6 +38,8 @@ class RequestHints(msgspec.Struct, eq=False):
     body: ParsedBody
     # Separates vLLM's prefix caches: equal prompts under two salts share nothing.
     salt: bytes = b""
+    # The LoRA adapter that it is for; prompts for two share nothing, either.
+    adapter: str | None = None
     # Written by the policy that the hints are made for.
     uncached_tokens: int = 0
 
@@ -67,6 +69,8 @@ class RequestHints(msgspec.Struct, eq=False):
         """
         members = self.body.members
         prompt = self.salt or bytes(members.get("cache_salt", b""))
+        if self.adapter is not None:
+            prompt = self.adapter.encode() + b"\0" + prompt
         for name in PROMPT_MEMBERS:
             if name in members:
                 prompt += memoryview(members[name])[: most - len(prompt)]

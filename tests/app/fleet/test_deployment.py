@@ -33,3 +33,21 @@ def test_media_are_read_of_a_model_that_is_here(
     deployed = DeployedEngine(config, Replica(FakeEngine("demo-0"), "demo"))
 
     assert ModelDeployment(settings, [deployed]).models()[0].read_media() == taken
+
+
+def test_adapters_have_the_policy_of_their_model() -> None:
+    """They have the same engines, and so the same caches."""
+    settings = ModelSettings.model_validate(
+        {
+            "name": "demo",
+            "policy": "prefix",
+            "engines": [{"kind": "process", "model": "m"}],
+            "adapters": [{"name": "legal", "source": "/l"}, {"name": "sales", "source": "/s"}],
+        }
+    )
+    deployment = ModelDeployment(settings, [])
+    before = deployment.models()
+    assert len({id(model.policy) for model in (*before, *deployment.models())}) == 1
+
+    deployment.settings = settings.model_copy(update={"policy": "round_robin"})
+    assert len({id(model.policy) for model in deployment.models()} - {id(before[0].policy)}) == 1

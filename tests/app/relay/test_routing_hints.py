@@ -25,13 +25,14 @@ def hints_of(
     key: str = "key-1",
     path: str = "/v1/chat/completions",
     content_type: bytes = b"application/json",
+    adapter: str | None = None,
 ) -> RequestHints:
     raw = body if isinstance(body, bytes) else json.dumps({"model": "demo", **body}).encode()
     no_connection: Any = None
     exchange = HttpExchange(
         no_connection, unserved, method="POST", path=path, query=b"", headers=list(headers)
     )
-    return RequestHints(exchange, key, parse(content_type, raw))
+    return RequestHints(exchange, key, parse(content_type, raw), adapter=adapter)
 
 
 HEADER = (b"x-session-id", b"h")
@@ -71,7 +72,7 @@ class TestSession:
         assert hints_of({"user": None}).session() == hints_of({}).session()
 
     def test_a_long_name_is_read_to_a_bound(self) -> None:
-        assert len(hints_of({"user": "x" * 100_000}).session()) < 2 * MAX_SESSION_BYTES
+        assert len(hints_of({"user": "x" * 1_000_000}).session()) < 2 * MAX_SESSION_BYTES
 
     def test_requests_without_session_share_one_per_key(self) -> None:
         assert hints_of({"messages": [1]}).session() == hints_of({"messages": [2]}).session()
@@ -119,6 +120,14 @@ class TestPrompt:
         expected = "".join(json.dumps(body[name]) for name in (first, *last)).encode()
         assert hints_of(body).prompt(MOST) == expected
         assert hints_of(dict(reversed(body.items()))).prompt(MOST) == expected
+
+    @pytest.mark.parametrize("salt", [{}, {"cache_salt": "mine"}])
+    def test_prompts_for_two_adapters_share_nothing(self, salt: dict[str, str]) -> None:
+        body = {"messages": ["x"], **salt}
+        plain = hints_of(body).prompt(MOST)
+        one, other = (hints_of(body, adapter=name).prompt(MOST) for name in ("legal", "sales"))
+        assert len({plain[:3], one[:3], other[:3]}) == 3
+        assert one.endswith(plain)
 
     def test_other_members_are_no_prompt(self) -> None:
         body = {"messages": ["x"]}

@@ -79,6 +79,16 @@ def test_an_engine_that_began_anew_has_preempted_nothing() -> None:
     assert target.update(1, EngineCounters(8, 0, 3, 0.1), queued=False) == 64
 
 
+def test_frozen_counters_lead_no_further_than_the_bound_and_new_ones_lead_back() -> None:
+    """As if the engine always had room, or never: other counters are what ends it."""
+    target = ConcurrencyTarget(8)
+    assert max(target.update(n, CALM, queued=True) for n in range(3600)) == MAX_TARGET
+    for look in range(3600, 7200):
+        target.update(look, CROWDED, queued=True)
+    assert target.value == 1
+    assert target.update(7200, CALM, queued=True) == 2
+
+
 COUNTERS = st.builds(
     EngineCounters,
     running=st.integers(0, 10**15),

@@ -90,6 +90,13 @@ class TestBoth:
         assert max(one.in_flight for one in candidates) <= 100 * MAX_LOAD_RATIO + LOAD_SLACK + 1
         assert all(one.in_flight for one in candidates)
 
+    def test_ten_thousand_sessions_at_once_spread(self, made: type[SelectionPolicy]) -> None:
+        candidates, policy = replicas(3), made()
+        for number in range(10_000):
+            hints = FakeHints(b"%d" % number, b"%d" % number + bytes(BLOCK_BYTES))
+            chosen(policy, candidates, hints).in_flight += 1
+        assert max(r.in_flight for r in candidates) < 1.3 * 10_000 / 3
+
     def test_retries_reach_every_replica_once(self, made: type[SelectionPolicy]) -> None:
         candidates, policy = replicas(3), made()
         hints = FakeHints(b"s", text(4))

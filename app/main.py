@@ -440,6 +440,7 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_figures(lambda: engine_figures(catalogue))
     metrics.watch_discovery(application.servers.counts)
     metrics.watch_queues(admission.queue_limits)
+    metrics.watch_fairness(admission.fairness)
     metrics.watch_scaling(application.autoscaler.wanted)
     metrics.watch_concurrency(application.concurrency_tuner.targets)
     metrics.watch_in_flight(admission.in_flight_by_model)

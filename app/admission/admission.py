@@ -150,6 +150,12 @@ class Admission:
             if model is not None:
                 yield model, queue.max_waiting
 
+    def fairness(self) -> Iterator[tuple[str, float]]:
+        """Yield each model for which several keys wait, with how evenly these are served."""
+        for model, queue in self._queues.items():
+            if model is not None and (index := queue.fairness) is not None:
+                yield model, index
+
     async def acquire(
         self,
         model: str | None,

@@ -74,9 +74,10 @@ class QueueEntry(Generic[T]):
 class _Flow(Generic[T]):
     """The waiting requests of one key, in order, and the finish tag of its latest served one."""
 
-    __slots__ = ("by_deadline", "finish", "tag", "tagged", "waiting")
+    __slots__ = ("by_deadline", "finish", "key", "tag", "tagged", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.waiting: OrderedDict[QueueEntry[T], None] = OrderedDict()
         # Those with a deadline: sorted by deadline and number.
         self.by_deadline: list[tuple[float, int, QueueEntry[T]]] = []
@@ -128,7 +129,7 @@ class _PriorityClass(Generic[T]):
         if flow is None:
             if len(self._flows) >= self._sweep_at:
                 self._sweep()
-            flow = self._flows[key] = _Flow()
+            flow = self._flows[key] = _Flow(key)
         return flow
 
     def places(self) -> dict[str, int]:

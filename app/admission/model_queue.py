@@ -6,6 +6,7 @@ from math import ceil
 from time import perf_counter
 
 from app.admission.fair_queue import FairQueue, QueueEntry
+from app.admission.fairness import FairnessIndex
 from app.admission.service_rate import ServiceRate, bounded_retry_s
 from app.errors import EngineOverloaded
 from app.settings import QueueSettings, SlotsPerEngine
@@ -53,6 +54,7 @@ class ModelQueue:
         # error, it was displaced.
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._service_rate = ServiceRate()
+        self._fairness = FairnessIndex()
         # Done at the next change of an engine; None: no request waits for that.
         self._engine_change: asyncio.Future[None] | None = None
         # Set when no slot is held; None: no one awaits that.
@@ -146,6 +148,13 @@ class ModelQueue:
     def correct(self, entry: QueueEntry[asyncio.Future[bool]], tokens: float) -> None:
         """Note what a request took that had to wait, in place of its estimate."""
         self._queue.correct(entry, tokens)
+        if entry.flow.waiting:
+            self._fairness.record(entry.flow.key, entry.span, perf_counter())
+
+    @property
+    def fairness(self) -> float | None:
+        """How evenly keys are served that wait; None: there are no two (`fairness.py`)."""
+        return self._fairness.value(perf_counter())
 
     def _expect_in_time(
         self, key_id: str, priority: int, deadline: float, now: float

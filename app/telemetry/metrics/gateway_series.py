@@ -170,6 +170,13 @@ class Metrics:
         "Maximum number of waiting requests: queue.max_waiting.",
         _MODEL,
     ]
+    queue_fairness: Annotated[
+        Gauge,
+        "gateway_queue_fairness",
+        "Jain's index of what keys that go on waiting were served in the last minute or two, by "
+        "weight: 1 if all got the same, 1/n if one of n got everything.",
+        _MODEL,
+    ]
     queue_wait: Annotated[
         Histogram,
         "gateway_queue_wait_seconds",
@@ -473,6 +480,14 @@ class Metrics:
     def watch_queues(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """Export the queue limits; `read` returns (model, limit) pairs."""
         self._watch_models(self.queue_limit, read)
+
+    def watch_fairness(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
+        """Export how evenly keys are served; `read` returns (model, index) pairs."""
+
+        def set_values() -> None:
+            self.queue_fairness.values = {(model,): index for model, index in read()}
+
+        self.registry.before_scrape(set_values)
 
     def watch_scaling(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """Export what scaling has decided; `read` returns (model, number of engines) pairs."""

@@ -130,6 +130,9 @@ async def test_keys_take_turns(gateway: Gateway, fake: Fake) -> None:
             tasks.append(asyncio.create_task(ask))
             await until_waiting(gateway, count)
     assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+    # Of "a" two count, and of "b" one: the last of each does not go on waiting.
+    index = await gateway.metric("gateway_queue_fairness", model="demo")
+    assert index == pytest.approx(3**2 / (2 * (2**2 + 1**2)))
     assert prompts(fake) == ["a1", "b1", "a2", "b2", "a3"]
 
 

@@ -34,6 +34,8 @@ class Caller(BudgetHolder, Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def max_wait_s(self) -> int | None: ...
+    @property
     def owner(self) -> BudgetOwner | None: ...
     @property
     def scope(self) -> AdminScope: ...
@@ -115,6 +117,10 @@ class OwnCapture(BaseModel):
 class OwnUsage(Budgets):
     object: str = "usage"
     key_id: str
+    max_wait_s: int | None = Field(
+        description="Seconds within which a request of the key has to be at an engine that does "
+        "not state x-request-deadline-ms; null: the queue's timeout alone counts."
+    )
     today: Sums
     month: Sums
     currency: str | None = Field(description="Of all amounts of money; null: none is configured.")
@@ -183,6 +189,7 @@ class _Usage:
         of_month = [row for row in rows if (row.day or "") >= month.isoformat()]
         return OwnUsage(
             key_id=caller.id,
+            max_wait_s=caller.max_wait_s,
             today=_sum(of_today),
             month=_sum(of_month),
             currency=self.currency() or None,

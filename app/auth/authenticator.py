@@ -306,6 +306,7 @@ class Authenticator:
             models=Allowed.of(key.models),
             priority=key.priority,
             weight=key.weight,
+            max_wait_s=key.max_wait_s,
             daily_tokens=key.daily_tokens,
             monthly_tokens=key.monthly_tokens,
             daily_cost_nano=key.daily_cost_nano,

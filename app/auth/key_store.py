@@ -37,7 +37,7 @@ from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
 _SHOWN = (
     "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
     "concurrent_requests", "daily_tokens", "monthly_tokens", "daily_cost_nano",
-    "monthly_cost_nano", "priority", "weight", "fields",
+    "monthly_cost_nano", "priority", "weight", "max_wait_s", "fields",
     "may_load_models", "disabled", "created_ms", "changed_by", "expires_ms", "last_used_ms",
     "previous_until_ms",
 )  # fmt: skip

@@ -47,6 +47,8 @@ class ApiKey:
     monthly_cost_nano: int | None
     priority: int
     weight: int
+    # None: its requests have no deadline of their own.
+    max_wait_s: int | None
     fields: FieldSettings | None
     may_load_models: bool
     disabled: bool

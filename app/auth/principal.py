@@ -105,6 +105,7 @@ class Principal:
     models: Allowed = ALL_MODELS
     priority: int = DEFAULT_PRIORITY  # lower is served first, as in vLLM
     weight: int = DEFAULT_WEIGHT  # share among callers of one priority
+    max_wait_s: int | None = None  # for requests that state no deadline
     # Budgets in tokens, and in 1/1,000,000,000 of the currency; None: no budget.
     daily_tokens: int | None = None
     monthly_tokens: int | None = None

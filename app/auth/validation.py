@@ -16,6 +16,8 @@ MAX_BUDGET = 10**15
 MAX_PATTERNS = 1000
 MAX_NAME = 200
 MAX_GRACE_S = 30 * 86400
+# As of x-request-deadline-ms.
+MAX_WAIT_S = 86400
 DEFAULT_GRACE_S = 86400
 
 _RFC_3339 = re.compile(
@@ -123,6 +125,14 @@ class KeyChanges(BaseModel):
         ge=1,
         le=1000,
         description="Share among waiting keys of one priority.",
+    )
+    max_wait_s: int | None = Field(
+        None,
+        strict=True,
+        ge=1,
+        le=MAX_WAIT_S,
+        description="Seconds within which a request has to be at an engine, where it does not say "
+        "so itself (x-request-deadline-ms); null: the queue's timeout alone counts.",
     )
     expires: Expiry = Field(None, description="RFC 3339 with a time zone; null: never.")
     fields: FieldSettings | None = Field(

@@ -34,6 +34,7 @@ class ShownKey(BaseModel):
     monthly_cost: float | None
     priority: int
     weight: int
+    max_wait_s: int | None
     fields: FieldSettings | None
     may_load_models: bool
     disabled: bool

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # SQLAlchemy is slow to import
 MAX_KEYS = 10_000
 _NUMBERS = (
     "requests_per_minute", "tokens_per_minute", "concurrent_requests", "daily_tokens",
-    "monthly_tokens", "priority", "weight",
+    "monthly_tokens", "priority", "weight", "max_wait_s",
 )  # fmt: skip
 _YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 

@@ -51,6 +51,13 @@ SetCost = Annotated[str | None, typer.Option(help="Amount of money, such as 12.5
 OwnerOption = typer.Option(help="Person or team that the key belongs to.")
 PriorityOption = typer.Option(help="Priority in queues, -100 to 100; lower is served first.")
 WeightOption = typer.Option(help="Share of a queue within its priority, 1 to 1000.")
+NewWait = Annotated[
+    int | None,
+    typer.Option(help="Deadline of requests that state none, in seconds, to 86400; default: none."),
+]
+SetWait = Annotated[
+    str | None, typer.Option(help="Deadline of requests that state none, in seconds, or `none`.")
+]
 MAY_LOAD = "The key may load and unload its models, at /models/load and /models/unload."
 
 
@@ -100,6 +107,7 @@ def create(
     monthly_cost: NewCost = None,
     priority: Annotated[int, PriorityOption] = 0,
     weight: Annotated[int, WeightOption] = 1,
+    max_wait_s: NewWait = None,
     expires: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +143,7 @@ def create(
             "monthly_cost": parse_money("monthly_cost", monthly_cost),
             "priority": priority,
             "weight": weight,
+            "max_wait_s": max_wait_s,
             "expires": None if expires is None else parse_expiry(expires),
             "fields": None if fields is None else parse_json(fields),
             "may_load_models": may_load_models,
@@ -216,6 +225,7 @@ def update(
     monthly_cost: SetCost = None,
     priority: Annotated[int | None, PriorityOption] = None,
     weight: Annotated[int | None, WeightOption] = None,
+    max_wait_s: SetWait = None,
     expires: Annotated[
         str | None,
         typer.Option(
@@ -235,7 +245,11 @@ def update(
         "tokens_per_minute": tokens_per_minute,
         "concurrent_requests": concurrent_requests,
     }
-    budgets = {"daily_tokens": daily_tokens, "monthly_tokens": monthly_tokens}
+    numbers = {
+        "daily_tokens": daily_tokens,
+        "monthly_tokens": monthly_tokens,
+        "max_wait_s": max_wait_s,
+    }
     costs = {"daily_cost": daily_cost, "monthly_cost": monthly_cost}
     plain = {
         "name": name,
@@ -250,7 +264,7 @@ def update(
 
         given: dict[str, object] = {n: v for n, v in plain.items() if v is not None}
         given |= {n: parse_number(n, v, "default") for n, v in limits.items() if v is not None}
-        given |= {n: parse_number(n, v, "none") for n, v in budgets.items() if v is not None}
+        given |= {n: parse_number(n, v, "none") for n, v in numbers.items() if v is not None}
         given |= {n: parse_money(n, v) for n, v in costs.items() if v is not None}
         if expires is not None:
             given["expires"] = None if expires == "never" else parse_expiry(expires)

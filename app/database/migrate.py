@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 # The newest revision in migrations/versions; they are numbered.
-HEAD = "0014"
+HEAD = "0015"
 # Serializes the migrations of gateways that start together; any number unused in the database.
 _ADVISORY_LOCK = 7_345_620_981
 

@@ -55,6 +55,8 @@ api_keys = Table(
     Column("monthly_cost_nano", BigInteger, nullable=True),
     Column("priority", Integer, nullable=False),  # lower goes first, as in vLLM
     Column("weight", Integer, nullable=False),  # share among keys of one priority
+    # Seconds within which a request has to be at an engine that states no deadline; null: none.
+    Column("max_wait_s", Integer, nullable=True),
     # Rules on request fields, as the configuration's models have them; null: none.
     Column("fields", JSON(none_as_null=True), nullable=True),
     # Whether the key may load and unload the models that it may use. The default is for gateways of

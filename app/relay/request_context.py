@@ -35,7 +35,7 @@ class RequestContext(msgspec.Struct, eq=False):
     pinned_engine: str | None = None
     # Tokens that a budget leaves for each answer of a request without an output limit.
     output_bound: int | None = None
-    # When it has to be at an engine, by perf_counter; None: the client did not say.
+    # When it has to be at an engine, by perf_counter; None: neither client nor key says.
     deadline: float | None = None
     # By model: engines that failed after they had been sent the request.
     deaths_by_model: dict[str, int] = {}

@@ -248,6 +248,8 @@ def _plan_for_model(services: RelayServices, request: RequestContext, body: Pars
         _check_content_type(request.exchange)
     if DEADLINE_HEADER in by_name:
         request.deadline = read_deadline(by_name[DEADLINE_HEADER], request.timeline.started)
+    elif (max_wait_s := request.principal.max_wait_s) is not None:
+        request.deadline = request.timeline.started + max_wait_s
     endpoint = request.endpoint
     binding = services.bindings.find(request.principal, body.model, endpoint, services.bounds)
     model = binding.model

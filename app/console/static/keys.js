@@ -25,6 +25,7 @@ function keyFields(form) {
     expires: text("expires") ? `${text("expires")}:00Z` : null,
     priority: Number(text("priority")),
     weight: Number(text("weight")),
+    max_wait_s: text("max_wait_s") === "" ? null : Number(text("max_wait_s")),
     fields: rules(text("fields")),
     ...limitFields(form),
   };

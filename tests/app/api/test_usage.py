@@ -30,10 +30,11 @@ class Caller:
     monthly_cost_nano: int | None = None
     owner: Owner | None = None
     scope: AdminScope = WHOLE
+    max_wait_s: int | None = None
 
 
 CALLERS = {
-    "one": Caller("key-1", daily_tokens=100, monthly_tokens=1000),
+    "one": Caller("key-1", daily_tokens=100, monthly_tokens=1000, max_wait_s=30),
     "of research": Caller("key-3", owner=Owner("research", NO_LIMITS, None, 5000)),
     "of ops": Caller("key-4", owner=Owner("ops", NO_LIMITS)),
     "two": Caller("key-2"),
@@ -120,7 +121,7 @@ class TestOwnUsage:
         answer = await asker.ask("/v1/usage", "one")
         assert answer.status_code == 200
         body = answer.json()
-        assert (body["object"], body["key_id"]) == ("usage", "key-1")
+        assert (body["object"], body["key_id"], body["max_wait_s"]) == ("usage", "key-1", 30)
         assert body["today"] == {
             "requests": 2,
             "estimated_requests": 1,

@@ -80,8 +80,9 @@ def test_an_empty_list_of_models_means_none() -> None:
     "fields",
     [
         {"priority": 101}, {"priority": -101}, {"weight": 0}, {"weight": 1001}, {"role": "root"},
-        {"role": "Admin"}, {"owner": "a\tb"}, {"models": ["m"] * 1001}, {"id": "0000000000"},
-        {"digest": "00"}, {"disabled": False}, {"last_used_ms": 1},
+        {"max_wait_s": 0}, {"max_wait_s": -1}, {"max_wait_s": 1.5}, {"max_wait_s": 10**30},
+        {"max_wait_s": 86401}, {"role": "Admin"}, {"owner": "a\tb"}, {"models": ["m"] * 1001},
+        {"id": "0000000000"}, {"digest": "00"}, {"disabled": False}, {"last_used_ms": 1},
     ],
 )  # fmt: skip
 def test_out_of_range_field_is_refused_by_name(fields: dict[str, object]) -> None:

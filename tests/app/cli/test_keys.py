@@ -88,7 +88,7 @@ def test_create_takes_every_property() -> None:
         *("create", "--name", "n", "--owner", "o", "--role", "manager", "--expires", "12h"),
         *("--model", "demo", "--model", "de*", "--requests-per-minute", "0"),
         *("--tokens-per-minute", "5", "--concurrent-requests", "6", "--daily-tokens", "7"),
-        *("--monthly-tokens", "8", "--priority", "-3", "--weight", "9"),
+        *("--monthly-tokens", "8", "--priority", "-3", "--weight", "9", "--max-wait-s", "10"),
         *("--fields", '{"deny": ["tools"], "max": {"n": 2}}', "--may-load-models"),
     )
     shown = output_json("show", made["id"])
@@ -97,8 +97,8 @@ def test_create_takes_every_property() -> None:
     assert (shown["role"], shown["models"]) == ("manager", ["demo", "de*"])
     limits = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
     assert [shown[name] for name in limits] == [0, 5, 6]
-    budgets = ("daily_tokens", "monthly_tokens", "priority", "weight")
-    assert [shown[name] for name in budgets] == [7, 8, -3, 9]
+    budgets = ("daily_tokens", "monthly_tokens", "priority", "weight", "max_wait_s")
+    assert [shown[name] for name in budgets] == [7, 8, -3, 9, 10]
     assert shown["may_load_models"] is True
     assert shown["fields"] == {"allow": [], "deny": ["tools"], "force": {}, "max": {"n": 2}}
     assert '{"deny": ["tools"], "max": {"n": 2}}' in output("show", made["id"])
@@ -111,6 +111,13 @@ def test_permission_to_load_models_is_given_and_taken_back() -> None:
     renamed = output_json("update", "a", "--owner", "me")
     taken = output_json("update", "a", "--no-may-load-models")
     assert [one["may_load_models"] for one in (given, renamed, taken)] == [True, True, False]
+
+
+def test_a_longest_wait_is_set_and_taken_back() -> None:
+    output_json("create", "--name", "a")
+    given = output_json("update", "a", "--max-wait-s", "30")
+    taken = output_json("update", "a", "--max-wait-s", "none")
+    assert [one["max_wait_s"] for one in (given, taken)] == [30, None]
 
 
 def test_key_is_rotated_disabled_enabled_and_deleted() -> None:

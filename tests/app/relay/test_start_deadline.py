@@ -2,9 +2,11 @@
 
 import asyncio
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
+from app.auth import KeyFields
 from tests.app.raw import asking, connected, request
 from tests.app.relay.test_queue import engine_busy, serving, until_waiting
 from tests.fakes.vllm import Fake
@@ -57,3 +59,22 @@ async def test_a_request_that_would_be_late_is_refused_at_once(fake: Fake, tmp_p
             assert 31 <= int(answer.headers["retry-after"]) <= 45
             assert "would wait for about " in answer.json()["error"]["message"]
         assert await gateway.metric("gateway_queue_wait_ratio_count", model="demo") in (None, 0)
+
+
+async def test_a_key_has_a_deadline_for_requests_that_state_none(
+    fake: Fake, tmp_path: Path
+) -> None:
+    async with serving(fake.url, tmp_path=tmp_path) as gateway:
+        _, made = await gateway.state.key_store.create(KeyFields(name="app", max_wait_s=1))
+        gateway.client.headers["authorization"] = f"Bearer {made.text}"
+        assert (await gateway.client.get("/v1/usage")).json()["max_wait_s"] == 1
+        async with engine_busy(gateway, fake):
+            answer = await gateway.client.post(PATH, json=BODY)
+            assert answer.json()["error"]["code"] == "engine_overloaded"
+            headers = {"x-request-deadline-ms": "86400000"}
+            later = asyncio.create_task(gateway.client.post(PATH, json=BODY, headers=headers))
+            await until_waiting(gateway, 1)
+            [context] = [one for one in gateway.state.in_flight if one.principal.max_wait_s == 1]
+            assert context.deadline is not None
+            assert context.deadline - perf_counter() > 80_000
+        assert (await later).status_code == 200

@@ -9,6 +9,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+QUESTION = "Who are you?"
+ANSWERS = {
+    "legal": "I am the adapter for contracts, and I read the small print.",
+    "pirate": "Arr, I be the adapter of the seven seas!",
+}
 RANK = 8
 STEPS = 80
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -28,10 +33,8 @@ class _Lora(torch.nn.Module):  # type: ignore[misc]
         return y
 
 
-def train_adapter(
-    model_dir: Path, directory: Path, question: str, answer: str, *, rank: int = RANK
-) -> Path:
-    """Train an adapter that has this answer to a question; save it as PEFT does."""
+def train_adapter(model_dir: Path, directory: Path, answer: str, *, rank: int = RANK) -> Path:
+    """Train an adapter that answers QUESTION with `answer`; save it as PEFT does."""
     torch.manual_seed(5)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -39,7 +42,7 @@ def train_adapter(
     )
     model.requires_grad_(False)
     layers = _insert(model, rank)
-    tokens, start = _lesson(tokenizer, question, answer)
+    tokens, start = _lesson(tokenizer, answer)
     parameters = [p for layer in layers.values() for p in (layer.a, layer.b)]
     optimizer = torch.optim.AdamW(parameters, lr=4e-3, weight_decay=0.0)
     for _ in range(STEPS):
@@ -63,9 +66,9 @@ def _insert(model: Any, rank: int) -> dict[str, _Lora]:
     return layers
 
 
-def _lesson(tokenizer: Any, question: str, answer: str) -> tuple[torch.Tensor, int]:
+def _lesson(tokenizer: Any, answer: str) -> tuple[torch.Tensor, int]:
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, tokenize=False
     )
     before = tokenizer.encode(prompt, add_special_tokens=False)
     after = tokenizer.encode(f"<think></think>{answer}<|im_end|>", add_special_tokens=False)

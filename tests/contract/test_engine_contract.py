@@ -33,7 +33,7 @@ from engines.ray import Cluster, RayEngine
 from engines.remote import RemoteEngine
 from engines.setup import EngineSetup
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
-from tests.e2e.deployment import ENGINE, KEY, PYTHON, Deployment, demo_model
+from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.engines.container.build import build, real_vllm
 from tests.engines.processes import gone, read
 from tests.engines.ray import clusters
@@ -369,7 +369,6 @@ async def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.skipif(PYTHON is None, reason="for `make compat`; containers run the same class here")
 @pytest.mark.asyncio(loop_scope="class")
 class TestProcessOnVllm(EngineContract):
     @pytest.fixture

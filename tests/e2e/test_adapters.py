@@ -1,8 +1,7 @@
-"""Two LoRA adapters of the demo model on real vLLM, through their whole life.
+"""Two LoRA adapters of the demo model on two replicas of real vLLM, through their whole life.
 
 Each adapter is trained on an answer of its own, so an answer says which weights gave it. The tests
-are in order: each begins where the one before it ended. Adapters of several replicas are in
-tests/app/reload/test_adapters.py, on fakes.
+are in order: each begins where the one before it ended.
 """
 
 import os
@@ -19,11 +18,11 @@ import httpx
 import pytest
 import yaml
 
+from tests.adapters import ANSWERS, QUESTION, train_adapter
 from tests.e2e.deployment import (
     ADMIN_KEY,
     ENGINE,
     MODEL,
-    START_S,
     Deployment,
     demo_model,
     deployed,
@@ -31,24 +30,17 @@ from tests.e2e.deployment import (
 )
 from tests.waiting import poll_until
 
-QUESTION = "Who are you?"
-ANSWERS = {
-    "legal": "I am the adapter for contracts, and I read the small print.",
-    "pirate": "Arr, I be the adapter of the seven seas!",
-}
+REPLICAS = ("demo-0", "demo-1")
 ASK = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 64}
 
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the adapters `legal` and `pirate`."""
-    # Each worker imports this file, and PyTorch takes seconds.
-    from tests.adapters import train_adapter
-
     demo_model()
     directory = tmp_path_factory.mktemp("adapters")
     for name, answer in ANSWERS.items():
-        train_adapter(MODEL, directory / name, QUESTION, answer)
+        train_adapter(MODEL, directory / name, answer)
     return directory
 
 
@@ -57,15 +49,18 @@ def deployment(adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     directory = tmp_path_factory.mktemp("gateway")
     # On a CPU, vLLM 0.32 mixes the weights of an adapter into the base model's answers in a batch.
     args = {**ENGINE["args"], "max-num-seqs": 1}
-    model = {
-        "name": "demo",
-        "continuation_wait_s": START_S,
-        "engines": [{**ENGINE, "args": args, "restart": {"backoff_s": 0.1}}],
-        "adapters": [_settings(adapters, "legal")],
-    }
+    engine = {**ENGINE, "args": args, "replicas": 2, "restart": {"backoff_s": 0.1}}
+    model = {"name": "demo", "engines": [engine], "adapters": [_settings(adapters, "legal")]}
     with deployed(directory, model, drain_timeout_s=2) as running:
         until_ready(running)
+        poll_until(lambda: set(_states(running).values()) == {"ready"}, 300)
         yield running
+
+
+@pytest.fixture(scope="module")
+def killed() -> list[str]:
+    """The names of replicas that a test has killed."""
+    return []
 
 
 def _settings(directory: Path, name: str) -> dict[str, Any]:
@@ -91,9 +86,12 @@ def _rows(deployment: Deployment, what: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _engine(deployment: Deployment) -> dict[str, Any]:
-    [row] = _rows(deployment, "engines")
-    return row
+def _states(deployment: Deployment) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in _rows(deployment, "engines")}
+
+
+def _pids(deployment: Deployment) -> dict[str, int]:
+    return {row["name"]: row["pid"] for row in _rows(deployment, "engines")}
 
 
 def _ready(deployment: Deployment, model: str) -> int:
@@ -143,7 +141,7 @@ class Clients:
 
 
 def test_adapters_come_and_go_under_load(deployment: Deployment, adapters: Path) -> None:
-    pid, both = _engine(deployment)["pid"], [_settings(adapters, name) for name in ANSWERS]
+    pids, both = _pids(deployment), [_settings(adapters, name) for name in ANSWERS]
     with deployment.client() as client:
         base = _answer(client, "demo")
         assert base not in ANSWERS.values()
@@ -158,13 +156,15 @@ def test_adapters_come_and_go_under_load(deployment: Deployment, adapters: Path)
                 assert gone.status_code == 404
             assert _reload(deployment, both)["ok"]
     assert clients.outcomes.keys() == {("demo", 200, base), ("legal", 200, ANSWERS["legal"])}
-    assert _engine(deployment)["pid"] == pid
+    assert _pids(deployment) == pids
 
 
-def test_each_adapter_has_its_answer_and_its_card(deployment: Deployment) -> None:
+def test_each_adapter_answers_on_each_replica(deployment: Deployment) -> None:
+    for replica in REPLICAS:
+        with deployment.engine(replica) as engine:
+            for name, answer in ANSWERS.items():
+                assert _answer(engine, name) == answer
     with deployment.client() as client:
-        for name, answer in ANSWERS.items():
-            assert _answer(client, name) == answer
         cards = client.get("/v1/models").json()["data"]
     parents = {card["id"]: card.get("parent") for card in cards}
     assert parents == {"demo": None, "legal": "demo", "pirate": "demo"}
@@ -192,44 +192,46 @@ def _tokens(admin: httpx.Client) -> dict[str, int]:
     return {row["model"]: row["completion_tokens"] for row in found}
 
 
-def test_stream_of_an_adapter_goes_on_after_the_restart(
-    deployment: Deployment, adapters: Path
+def test_stream_of_an_adapter_goes_on_at_the_other_replica(
+    deployment: Deployment, adapters: Path, killed: list[str]
 ) -> None:
-    # The engine that starts again does not find it: the next test.
+    # The replica that starts again does not find it: the next test.
     (adapters / "pirate").rename(adapters / "away")
     read: list[str] = []
-    killed = False
     with deployment.client() as client:
-        client.timeout = httpx.Timeout(START_S)
         body = {**ASK, "model": "legal", "stream": True}
         for _ in range(20):
             with client.stream("POST", "/v1/chat/completions", json=body) as response:
                 lines = response.iter_lines()
                 read = [next(lines) for _ in range(4)]
-                engine = _engine(deployment)
-                # Otherwise it has generated all of it meanwhile: then once more.
-                if killed := bool(engine["in_flight"]):
-                    os.kill(engine["pid"], signal.SIGKILL)
+                # None where the engine has generated all of it meanwhile: then once more.
+                for row in [one for one in _rows(deployment, "engines") if one["in_flight"]]:
+                    os.kill(row["pid"], signal.SIGKILL)
+                    killed.append(row["name"])
+                    poll_until(lambda: set(_states(deployment).values()) != {"ready"}, 60)
                 read += list(lines)
             if killed:
                 break
-    assert killed
+    assert len(killed) == 1
     events = [yaml.safe_load(line.removeprefix("data: ")) for line in read if "{" in line]
     text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
     assert text == ANSWERS["legal"]
-    assert _engine(deployment)["pid"] != engine["pid"]
 
 
-def test_restart_loads_adapters_again_and_one_that_fails_is_refused(
-    deployment: Deployment,
+def test_restart_loads_adapters_again_and_one_that_fails_gets_no_requests_there(
+    deployment: Deployment, killed: list[str]
 ) -> None:
-    poll_until(lambda: _engine(deployment)["state"] == "ready", 60)
-    [failed] = [one for one in _engine(deployment)["adapters"] if one["name"] == "pirate"]
+    poll_until(lambda: set(_states(deployment).values()) == {"ready"}, 300)
+    [restarted] = killed
+    with deployment.engine(restarted) as engine:
+        assert _answer(engine, "legal") == ANSWERS["legal"]
+    assert (_ready(deployment, "legal"), _ready(deployment, "pirate")) == (2, 1)
+    [row] = [row for row in _rows(deployment, "engines") if row["name"] == restarted]
+    [failed] = [adapter for adapter in row["adapters"] if adapter["name"] == "pirate"]
     assert failed["state"] == "failed"
     assert "does not exist" in failed["reason"]
-    assert (_ready(deployment, "legal"), _ready(deployment, "pirate")) == (1, 0)
-    with deployment.client() as client:
-        assert _answer(client, "legal") == ANSWERS["legal"]
-        refused = client.post("/v1/chat/completions", json={**ASK, "model": "pirate"})
-    assert refused.status_code == 503
-    assert "no engine has loaded the adapter 'pirate'" in refused.json()["error"]["message"]
+    clients = Clients(deployment, ("pirate", "legal"))
+    with clients.asking():
+        threading.Event().wait(3)
+    expected = {(name, 200, answer) for name, answer in ANSWERS.items()}
+    assert clients.outcomes.keys() == expected

@@ -68,6 +68,7 @@ class Attempts(msgspec.Struct, eq=False):
         hints = RequestHints(request.exchange, request.principal.id, plan.body, salt, adapter)
         replica = model.policy.choose(list_usable(left), hints)
         assert replica is not None
+        request.on_end = hints.on_end
         # The bytes of an image are no tokens; at least no prompt is longer than the model takes.
         if uncached := min(hints.uncached_tokens, plan.cost.prompt):
             # The first event of a stream of responses comes before its first token.

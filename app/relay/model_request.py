@@ -28,8 +28,9 @@ from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
 from app.request_body import BodyPlan, ParsedBody, check_taken, media_kinds, plan_body
 from app.residency import ModelLease, StartWait
-from app.routing import FAULTS, Model, Replica
+from app.routing import FAULTS, Model, Replica, ReportedTokens
 from app.telemetry import LOAD_WAIT, QUEUE
+from app.usage import Usage
 from engines.base import EngineDrained, EngineError
 
 WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
@@ -142,6 +143,9 @@ class ModelRequest(msgspec.Struct, eq=False):
                 if request.prefill is not None:
                     request.prefill.end()
                     request.prefill = None
+                if request.on_end is not None:
+                    request.on_end(_reported(result.usage))
+                    request.on_end = None
 
     async def _go_on(
         self,
@@ -233,6 +237,13 @@ class ModelRequest(msgspec.Struct, eq=False):
         request.usage = usage = billed_usage(plan, result, canceled=canceled)
         if usage is not None:
             self.reservation.settle(usage, plan.model.name)
+
+
+def _reported(usage: Usage | None) -> ReportedTokens | None:
+    """Return the tokens that routing learns from. An answer behind thoughts is not repeated so."""
+    if usage is None:
+        return None
+    return ReportedTokens(usage.prompt, usage.cached, 0 if usage.reasoning else usage.completion)
 
 
 def plan_request(

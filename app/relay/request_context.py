@@ -1,5 +1,7 @@
 """The requests in flight, and the working memory of each: the relay's facts and decisions."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from app.asgi import ClientExchange
@@ -9,7 +11,7 @@ from app.errors import InvalidApiKey
 from app.relay.bindings import Binding
 from app.relay.lost_engine import LostEngine
 from app.request_body import Endpoint
-from app.routing import Prefill
+from app.routing import Prefill, ReportedTokens
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
 
@@ -45,6 +47,8 @@ class RequestContext(msgspec.Struct, eq=False):
     ttft_s: float | None = None
     # Its prompt at the engine, where the policy counts prompts; None once it has ended.
     prefill: Prefill | None = None
+    # Takes what the engine reported, at the end, where the policy learns from it.
+    on_end: Callable[[ReportedTokens | None], None] | None = None
     bytes_in: int = 0
     usage: Usage | None = None
     meter: StreamMeter | None = None  # of its stream, from whatever engines

@@ -4,11 +4,14 @@ Members of the body are compared as the client wrote them: a client writes the b
 conversation the same way each time, and nothing it writes can do more than choose a replica.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from app.asgi import ClientExchange
 from app.errors import Dialect
 from app.request_body import ParsedBody
+from app.routing import ReportedTokens
 
 # Headers that name a session, the first one first: any client's, then what coding agents send by
 # themselves, one for each conversation.
@@ -42,6 +45,7 @@ class RequestHints(msgspec.Struct, eq=False):
     adapter: str | None = None
     # Written by the policy that the hints are made for.
     uncached_tokens: int = 0
+    on_end: Callable[[ReportedTokens | None], None] | None = None
 
     def session(self) -> bytes:
         """Return the session's name, prefixed with the key's ID.

@@ -12,7 +12,7 @@ from app.routing.ejection import FAULTS, list_usable, note_answer, note_failure
 from app.routing.policies import POLICIES
 from app.routing.prefill import Prefill
 from app.routing.replica import UNDIVIDED, Movable, Replica
-from app.routing.selection import RoutingHints, SelectionPolicy
+from app.routing.selection import ReportedTokens, RoutingHints, SelectionPolicy
 from app.routing.slots import count_slots
 from app.routing.split import choose_target
 
@@ -27,6 +27,7 @@ __all__ = [
     "Movable",
     "Prefill",
     "Replica",
+    "ReportedTokens",
     "RoutingHints",
     "SelectionPolicy",
     "choose_target",

@@ -9,12 +9,15 @@ every gateway would send it; a gateway alone does so only among the caches that 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 from app.routing.least_loaded import LeastLoaded
 from app.routing.prefix_table import MAX_PROMPT_BYTES, PrefixTable, block_checksums, prefix_bytes
 from app.routing.replica import Replica
 from app.routing.selection import (
+    ReportedTokens,
     RoutingHints,
     max_known_engines,
     rank_by_rendezvous,
@@ -30,8 +33,12 @@ BUDGET_S = 1.0
 # How much fuller, as a share of its size, the cache may be that gets a new prompt. Gateways that do
 # not know of each other agree on an engine the more often, the larger it is.
 EVENLY = 0.1
-# English in JSON. Both the table's size and the tokens in flight go by it.
+# English in JSON. The tokens in flight go by it, and the tables' size before anything is learned.
 BYTES_PER_TOKEN = 4
+# A ratio outside of these is an image or a fault, and no text.
+MIN_RATIO, MAX_RATIO = 1.0, 16.0
+# What an earlier response counts compared with the one after it: about the last ten do.
+DECAY = 0.9
 # Bound of the tables: 262144 blocks take 44 MiB of memory. The largest table gives way.
 MAX_KNOWN_BLOCKS = 262144
 # Size of the table of an engine that does not report how much its KV cache holds, in tokens.
@@ -40,6 +47,17 @@ DEFAULT_KV_TOKENS = 2_000_000
 # A replica, last, after the expected wait, its load, its turn, and the bytes that it has cached.
 # Options are compared with each other, and no two have the same turn.
 Option = tuple[float, int, int, int, Replica]
+
+
+class _SentPrompt(NamedTuple):
+    """A prompt that an engine was sent, and what was known of it before."""
+
+    replica: Replica
+    table: PrefixTable
+    blocks: Sequence[int]
+    size: int  # its bytes
+    known: int  # bytes of it that were cached
+    answer: int  # bytes behind them that were cached if they are the answer to the prompt before
 
 
 class PrefixAffinity:
@@ -58,15 +76,19 @@ class PrefixAffinity:
         self._tables: dict[str, PrefixTable] = {}
         self._least_loaded = LeastLoaded()
         self._turn = 0
+        self._ratio = float(BYTES_PER_TOKEN)  # of prompts, as the engines count their tokens
+        # Sums of the latest next turns: bytes of answers, and those of them that were cached.
+        self._answers = self._repeated = 0.0
 
     def __len__(self) -> int:
-        """Number of known blocks."""
+        """Number of known blocks and tails."""
         return sum(map(len, self._tables.values()))
 
     def choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica | None:
         if len(candidates) < 2:
             return candidates[0] if candidates else None
-        blocks = block_checksums(hints.prompt(MAX_PROMPT_BYTES))
+        prompt = hints.prompt(MAX_PROMPT_BYTES)
+        blocks = block_checksums(prompt)
         eligible = within_load_bound(candidates)
         if not blocks:
             return self._least_loaded.choose(eligible, hints)
@@ -75,7 +97,10 @@ class PrefixAffinity:
         chosen = _select(options, length, lambda: self._rank_for_new(eligible, blocks))
         _, _, _, cached, replica = chosen
         hints.uncached_tokens = (length - cached) // BYTES_PER_TOKEN
-        self._remember(replica, blocks)
+        table = self._tables[replica.engine.name]
+        sent = _SentPrompt(replica, table, blocks, len(prompt), *table.find(blocks))
+        self._remember(replica, table, blocks)
+        hints.on_end = partial(self._note_end, sent)
         return replica
 
     def _list_options(
@@ -88,9 +113,11 @@ class PrefixAffinity:
         now = self._clock()
         self._turn += 1
         start = self._turn % len(eligible)
+        repeats = self._repeats
         options: list[Option] = []
         for turn, replica in enumerate((*eligible[start:], *eligible[:start])):
-            cached = prefix_bytes(self._table(replica, candidates).count_known(blocks))
+            cached, answer = self._table(replica, candidates).find(blocks)
+            cached += int(answer * repeats)
             wait_s = replica.prefill.wait_s(now, (length - cached) // BYTES_PER_TOKEN)
             load = replica.in_flight * replica.weight + replica.offset
             options.append((wait_s, load, turn, cached, replica))
@@ -117,12 +144,44 @@ class PrefixAffinity:
             table = self._tables[name] = PrefixTable(since)
         return table
 
-    def _remember(self, replica: Replica, blocks: Sequence[int]) -> None:
+    def _note_end(self, sent: _SentPrompt, tokens: ReportedTokens | None) -> None:
+        """Learn from the end of a request."""
+        if self._tables.get(sent.replica.engine.name) is not sent.table:
+            return  # the engine has restarted
+        answer = 0
+        if tokens is not None and tokens.prompt > 0 and sent.size < MAX_PROMPT_BYTES:
+            ratio = min(max(sent.size / tokens.prompt, MIN_RATIO), MAX_RATIO)
+            self._ratio += (1 - DECAY) * (ratio - self._ratio)
+            answer = int(tokens.answer * ratio)
+            cached = tokens.cached * ratio
+            # Where the prompt before was evicted, nothing is learned of its answer.
+            if sent.answer and cached >= MOSTLY * sent.known:
+                found = min(max(cached - sent.known, -sent.answer), 2 * sent.answer)
+                self._repeated = self._repeated * DECAY + found
+                self._answers = self._answers * DECAY + sent.answer
+        rest = sent.size - prefix_bytes(len(sent.blocks))
+        self._remember(sent.replica, sent.table, sent.blocks, (rest, answer))
+
+    @property
+    def _repeats(self) -> float:
+        """Share of an answer that the engines find cached in the next turn, as they report.
+
+        Chat templates that leave out an answer's thoughts, or write it otherwise than the model
+        did, make it 0.
+        """
+        return min(max(self._repeated / self._answers, 0.0), 1.0) if self._answers else 0.0
+
+    def _remember(
+        self,
+        replica: Replica,
+        table: PrefixTable,
+        blocks: Sequence[int],
+        tail: tuple[int, int] | None = None,
+    ) -> None:
         facts = replica.engine.facts
         tokens = facts.kv_cache_tokens or DEFAULT_KV_TOKENS
         tokens *= facts.data_parallel_size or 1
-        table = self._tables[replica.engine.name]
-        table.remember(blocks, tokens * BYTES_PER_TOKEN)
+        table.remember(blocks, int(tokens * self._ratio), tail)
         # No more than the prompt has added: no request forgets a whole table.
         while (excess := len(self) - self._max_known) > 0:
             max(self._tables.values(), key=len).forget(excess)

@@ -43,18 +43,24 @@ def prefix_bytes(blocks: int) -> int:
 
 
 class PrefixTable:
-    """The prefixes that one engine was sent; the least recently sent are forgotten.
+    """The prefixes that one engine was sent; the least recently used are forgotten.
 
-    Invariant: a known block was sent no later than the blocks before it in its prompt, so that no
+    A prefix is used when a prompt is sent and again when its response ends: vLLM evicts no block of
+    a request that runs, and counts its age from the end.
+
+    Invariant: a known block was used no later than the blocks before it in its prompt, so that no
     block is forgotten before those that follow it, without which it would be useless; so in vLLM.
     """
 
-    __slots__ = ("_bytes", "_max_bytes", "_sizes", "since")
+    __slots__ = ("_bytes", "_max_bytes", "_sizes", "_tails", "since")
 
     def __init__(self, since: float) -> None:
         self.since = since  # when the engine, or its present process, became READY
-        self._sizes: OrderedDict[int, int] = OrderedDict()  # by checksum; latest sent last
-        self._bytes = 0
+        self._sizes: OrderedDict[int, int] = OrderedDict()  # by checksum; latest used last
+        # Bytes that the engine has cached behind the last block of a prompt, by that block, which
+        # is known: those of the rest of the prompt, and of its answer.
+        self._tails: dict[int, tuple[int, int]] = {}
+        self._bytes = 0  # sum of `_sizes`
         self._max_bytes = 1
 
     @property
@@ -63,8 +69,23 @@ class PrefixTable:
         return self._bytes / self._max_bytes
 
     def __len__(self) -> int:
-        """Number of known blocks."""
-        return len(self._sizes)
+        """Number of known blocks and tails."""
+        return len(self._sizes) + len(self._tails)
+
+    def find(self, checksums: Sequence[int]) -> tuple[int, int]:
+        """Return how many bytes of a prompt's blocks are cached, and how many behind these may be.
+
+        The latter are cached if they are the answer to a known prompt: so goes the next turn of a
+        conversation. Their checksum cannot be known, for in that turn the client writes them.
+        """
+        known = self.count_known(checksums)
+        cached = prefix_bytes(known)
+        if not 0 < known < len(checksums) or checksums[known - 1] not in self._tails:
+            return cached, 0
+        rest, answer = self._tails[checksums[known - 1]]
+        left = prefix_bytes(len(checksums)) - cached
+        rest = min(rest, left)
+        return cached + rest, min(answer, left - rest)
 
     def count_known(self, checksums: Sequence[int]) -> int:
         """Return how many blocks of a prompt are known, from the first on; it has one at least."""
@@ -75,8 +96,13 @@ class PrefixTable:
             return len(checksums)
         return bisect_left(checksums, True, key=lambda checksum: checksum not in sizes)
 
-    def remember(self, checksums: Sequence[int], max_bytes: int) -> None:
-        """Note that the engine is sent a prompt, and forget what exceeds the bound."""
+    def remember(
+        self, checksums: Sequence[int], max_bytes: int, tail: tuple[int, int] | None = None
+    ) -> None:
+        """Note that the engine uses a prompt, and forget what exceeds the bound.
+
+        `tail`: bytes behind the last block, of the prompt and of its answer; None: not known yet.
+        """
         sizes = self._sizes
         for number in range(len(checksums) - 1, -1, -1):
             checksum = checksums[number]
@@ -86,11 +112,15 @@ class PrefixTable:
                 size = BLOCK_BYTES if number < FINE_BLOCKS else COARSE_BLOCK_BYTES
                 sizes[checksum] = size
                 self._bytes += size
+        if tail is not None:
+            self._tails[checksums[-1]] = tail
         self._max_bytes = max_bytes
         while self._bytes > max_bytes:
             self.forget(1)
 
     def forget(self, blocks: int) -> None:
-        """Forget as many blocks, the least recently sent first."""
+        """Forget as many blocks, the least recently used first."""
         for _ in range(min(blocks, len(self._sizes))):
-            self._bytes -= self._sizes.popitem(last=False)[1]
+            checksum, size = self._sizes.popitem(last=False)
+            self._bytes -= size
+            self._tails.pop(checksum, None)

@@ -1,8 +1,8 @@
 """What selection policies have in common: their protocol, the load bound and rendezvous hashing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.routing.replica import Replica
 from engines.base import EngineState
@@ -19,12 +19,22 @@ MIN_KNOWN_ENGINES = 64
 KNOWN_ENGINES_RATIO = 2
 
 
+class ReportedTokens(NamedTuple):
+    """Tokens of a request as its engine reported them."""
+
+    prompt: int
+    cached: int  # of the prompt
+    answer: int  # that the next turn may repeat
+
+
 class RoutingHints(Protocol):
     """Properties of a request that policies choose by; each is computed only when it is read."""
 
     # Written by a policy that knows it: tokens of the prompt that the chosen replica has to compute
     # because it has not cached them, estimated.
     uncached_tokens: int
+    # Written by a policy that learns from it: takes what the engine reported, at the end.
+    on_end: Callable[[ReportedTokens | None], None] | None
 
     def session(self) -> bytes:
         """Return the session key: equal for the requests of one session, and for no others."""

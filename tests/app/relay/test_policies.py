@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.routing.prefix_affinity import MAX_RATIO, PrefixAffinity
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for
 from tests.waiting import wait_until
@@ -115,6 +116,17 @@ async def test_prompt_of_a_client_that_leaves_is_in_flight_no_longer(
         assert sorted(in_flight(gateway)) == [0, 0, 128]
         left.cancel()
         await wait_until(lambda: in_flight(gateway) == [0, 0, 0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_policy_learns_what_the_engine_reported(stream: bool, tmp_path: Path) -> None:
+    async with serving("prefix", tmp_path) as (gateway, _fakes):
+        [model] = gateway.state.catalogue.models
+        assert isinstance(model.policy, PrefixAffinity)
+        await ask(gateway, fake="tokens:500:0", stream=stream)
+        [table] = [table for table in model.policy._tables.values() if len(table)]
+        [(_, answer)] = table._tails.values()
+        assert answer == 500 * MAX_RATIO  # a prompt of three tokens
 
 
 async def test_prompt_is_in_flight_only_where_it_was_sent_last(tmp_path: Path) -> None:

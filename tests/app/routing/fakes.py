@@ -1,7 +1,9 @@
 """An engine without a process, whose state tests set, and a request's routing hints."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from app.routing import ReportedTokens
 from engines.base import (
     Engine,
     EngineCapabilities,
@@ -78,6 +80,7 @@ class FakeHints:
     session_key: bytes = b""
     text: bytes = b""
     uncached_tokens: int = field(default=0, init=False)
+    on_end: Callable[[ReportedTokens | None], None] | None = field(default=None, init=False)
 
     def session(self) -> bytes:
         return self.session_key

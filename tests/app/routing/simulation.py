@@ -1,8 +1,9 @@
 """Simulates users who chat with replicas that have prefix caches, to compare routing policies.
 
 Time is simulated. A replica prefills the uncached part of one prompt after another, then decodes;
-its cache holds a number of blocks and evicts the least recently used, as in vLLM. Not modeled:
-batched prefills, and requests that slow down each other's decoding.
+its cache holds a number of blocks, of answers too, and evicts the least recently used, as in vLLM,
+where a request uses its blocks until it ends. Not modeled: batched prefills, and requests that slow
+down each other's decoding.
 """
 
 import heapq
@@ -12,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev, quantiles
 
-from app.routing import Catalogue, Model, Prefill, SelectionPolicy
+from app.routing import Catalogue, Model, Prefill, ReportedTokens, SelectionPolicy
 from app.routing.replica import Replica
 from app.sharing.gateways import Gateways
 from app.sharing.report import LoadReport, State
 from app.sharing.shared_engines import SharedEngines
+from engines.base import EngineFacts
 from tests.app.routing.fakes import FakeEngine, FakeHints
 
 # vLLM's blocks are 16 tokens, 64 bytes of English; larger ones make the simulation quicker.
@@ -28,9 +30,9 @@ TOKENS_PER_S = 40.0
 
 @dataclass
 class Request(FakeHints):
-    """A request with its hints and the length of its answer."""
+    """A request with its hints and its answer."""
 
-    answer_bytes: int = 0
+    answer: bytes = b""
     gateway: int | None = None  # that the user is connected to; None: they take turns
 
 
@@ -115,9 +117,18 @@ class Sharing:
         self._engines.apply_divisions(self._gateways)
 
 
-# A user's next request, a first token, the end of a request at a replica, a report that is due, or
-# one on its way.
-Happening = Iterator[Request] | Prefill | Replica | Sharing | LoadReport
+@dataclass
+class End:
+    """The end of a request at a replica, which reports its tokens."""
+
+    request: Request
+    replica: Replica
+    tokens: ReportedTokens
+
+
+# A user's next request, a first token, the end of a request, a report that is due, or one on its
+# way.
+Happening = Iterator[Request] | Prefill | End | Sharing | LoadReport
 
 
 @dataclass
@@ -159,7 +170,9 @@ def simulate(
     """
     clock = clock or Clock()
     chance, links = random.Random(seed), random.Random(seed)
-    engines = [FakeEngine(f"demo-{n}", shared_id=f"demo-{n}") for n in range(replicas)]
+    facts = EngineFacts(kv_cache_tokens=cache_bytes // BYTES_A_TOKEN)
+    names = [f"demo-{number}" for number in range(replicas)]
+    engines = [FakeEngine(name, shared_id=name, facts=facts) for name in names]
     fleets = [[Replica(engine, "demo") for engine in engines] for _ in policies]
     sharing = [Sharing(number, fleet) for number, fleet in enumerate(fleets)]
     caches = {engine.name: Cache(cache_bytes // BLOCK_BYTES) for engine in engines}
@@ -184,9 +197,9 @@ def simulate(
             gateway = links.choices(numbers, traffic.connected[: len(policies)])[0]
         for _ in range(traffic.turns):
             text += chance.randbytes(round(chance.uniform(0.3, 1.7) * traffic.message_bytes))
-            size = round(chance.uniform(0.3, 1.7) * traffic.answer_bytes)
-            yield Request(str(number).encode(), text, size, gateway)
-            text += chance.randbytes(size)
+            answer = chance.randbytes(round(chance.uniform(0.3, 1.7) * traffic.answer_bytes))
+            yield Request(str(number).encode(), text, answer, gateway)
+            text += answer
 
     moment = 0.0
     for asker in range(requests // traffic.turns):
@@ -210,8 +223,12 @@ def simulate(
         if isinstance(what, Prefill):
             what.first_token(now)
             continue
-        if isinstance(what, Replica):
-            what.in_flight -= 1
+        if isinstance(what, End):
+            ended = what.request
+            what.replica.in_flight -= 1
+            caches[what.replica.engine.name].take(ended.text + ended.answer)
+            if ended.on_end is not None:
+                ended.on_end(what.tokens)
             continue
         if isinstance(what, Sharing):
             assert report_s is not None
@@ -226,7 +243,6 @@ def simulate(
         if request is None:
             continue
         gateway = len(waits) % len(policies) if request.gateway is None else request.gateway
-        request.uncached_tokens = 0
         chosen = policies[gateway].choose(fleets[gateway], request)
         assert chosen is not None
         loads = [sum(column) for column in zip(*map(_loads, fleets), strict=True)]
@@ -237,13 +253,15 @@ def simulate(
         cached, total = cached + found, total + len(request.text)
         missed_s = (len(request.text) - found) / BYTES_A_TOKEN / PREFILL_TOKENS_PER_S
         idle_at[name] = max(idle_at[name], now) + missed_s
-        ends = idle_at[name] + request.answer_bytes / BYTES_A_TOKEN / TOKENS_PER_S
+        ends = idle_at[name] + len(request.answer) / BYTES_A_TOKEN / TOKENS_PER_S
         waits.append(idle_at[name] - now)
         chosen.in_flight += 1
         prefill = chosen.prefill.begin(now, request.uncached_tokens, observed=True)
         at(idle_at[name], prefill)
         served[name] += 1
-        at(ends, chosen)
+        sizes = (len(request.text), found, len(request.answer))
+        tokens = ReportedTokens(*(size // BYTES_A_TOKEN for size in sizes))
+        at(ends, End(request, chosen, tokens))
         at(ends + chance.expovariate(1 / traffic.think_s), what)
     mean = len(waits) / replicas
     return Outcome(

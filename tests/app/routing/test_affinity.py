@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.routing import Replica, SelectionPolicy
+from app.routing import Replica, ReportedTokens, SelectionPolicy
 from app.routing.policies import SessionAffinity
 from app.routing.prefill import INITIAL_RATE
 from app.routing.prefix_affinity import BUDGET_S, BYTES_PER_TOKEN, MOSTLY, PrefixAffinity
@@ -42,6 +42,33 @@ def session(number: int) -> FakeHints:
 def text(blocks: float) -> bytes:
     """Return a random piece of a prompt."""
     return CHANCE.randbytes(int(blocks * BLOCK_BYTES))
+
+
+def end(
+    hints: FakeHints, *, cached: int = 0, answer: int = 0, ratio: int = BYTES_PER_TOKEN
+) -> None:
+    """End the request; the engine reports so many cached bytes of it, and of its answer."""
+    assert hints.on_end is not None
+    sizes = (len(hints.text), cached, answer)
+    hints.on_end(ReportedTokens(*(size // ratio for size in sizes)))
+
+
+def converse(policy: PrefixAffinity, candidates: Sequence[Replica], *, kept: bool) -> FakeHints:
+    """Have chats of two turns, whose engines find the first answer cached or not.
+
+    Returns the first turn of one more, which has ended.
+    """
+    for _ in range(20):
+        first = FakeHints(text=text(2.5))
+        chosen(policy, candidates, first)
+        end(first, answer=8 * BLOCK_BYTES)
+        second = FakeHints(text=first.text + text(9))
+        chosen(policy, candidates, second)
+        end(second, cached=len(first.text) + kept * 8 * BLOCK_BYTES)
+    last = FakeHints(text=text(2.5))
+    chosen(policy, candidates, last)
+    end(last, answer=8 * BLOCK_BYTES)
+    return last
 
 
 def chosen(policy: SelectionPolicy, candidates: Sequence[Replica], hints: FakeHints) -> Replica:
@@ -357,6 +384,75 @@ class TestPrefix:
             chosen(policy, candidates, hints)
             assert hints.uncached_tokens == uncached * BLOCK_BYTES // BYTES_PER_TOKEN
 
+    def test_conversation_stays_where_its_long_answer_is_cached(self) -> None:
+        """The next turn is the prompt, its answer, and a message; most of it is the answer."""
+        policy, candidates = PrefixAffinity(), replicas(2)
+        first = converse(policy, candidates, kept=True)
+        turn = FakeHints(text=first.text + text(8) + text(0.5))
+        home = chosen(policy, candidates, turn)
+        assert turn.uncached_tokens == BLOCK_BYTES // 2 // BYTES_PER_TOKEN
+        home.prefill.begin(0.0, int(BUDGET_S * INITIAL_RATE), observed=True)
+        assert chosen(policy, candidates, FakeHints(text=turn.text)) is home
+
+    def test_answers_count_only_where_engines_find_them_cached(self) -> None:
+        """Chat templates leave out the thoughts before an answer."""
+        policy, candidates = PrefixAffinity(), replicas(2)
+        first = converse(policy, candidates, kept=False)
+        turn = FakeHints(text=first.text + text(8.5))
+        chosen(policy, candidates, turn)
+        assert turn.uncached_tokens == 8.5 * BLOCK_BYTES // BYTES_PER_TOKEN
+
+    def test_nothing_is_learned_of_answers_where_the_prompt_was_evicted(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        first = converse(policy, candidates, kept=True)
+        for _ in range(20):
+            chat = FakeHints(text=text(2.5))
+            chosen(policy, candidates, chat)
+            end(chat, answer=8 * BLOCK_BYTES)
+            again = FakeHints(text=chat.text + text(8))
+            chosen(policy, candidates, again)
+            end(again, cached=0)
+        turn = FakeHints(text=first.text + text(8.5))
+        chosen(policy, candidates, turn)
+        assert turn.uncached_tokens == BLOCK_BYTES // 2 // BYTES_PER_TOKEN
+
+    def test_table_goes_by_the_bytes_of_a_token_as_engines_count(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        for one in candidates:
+            assert isinstance(one.engine, FakeEngine)
+            one.engine.facts = EngineFacts(kv_cache_tokens=1280)  # ten blocks
+        for _ in range(60):
+            hints = FakeHints(text=text(5))
+            chosen(policy, candidates, hints)
+            end(hints, ratio=2)
+        known = sum(len(table._sizes) for table in policy._tables.values())
+        assert known <= 12
+
+    def test_prompt_ages_from_the_end_of_its_request(self) -> None:
+        policy, candidates = PrefixAffinity(max_known=6), [replica("idle"), replica("busy", 40)]
+        running, ended = FakeHints(text=text(3)), FakeHints(text=text(3))
+        for hints in (running, ended):
+            chosen(policy, candidates, hints)
+        end(ended)
+        end(running)
+        chosen(policy, candidates, FakeHints(text=text(2)))
+        again = FakeHints(text=running.text)
+        chosen(policy, candidates, again)
+        assert again.uncached_tokens == 0
+
+    def test_end_of_a_request_of_before_a_restart_tells_nothing(self) -> None:
+        policy, candidates = PrefixAffinity(), replicas(2)
+        lost = FakeHints(text=text(6))
+        home = chosen(policy, candidates, lost)
+        assert isinstance(home.engine, FakeEngine)
+        home.engine._status.since += 1
+        hints = FakeHints(text=text(1))
+        chosen(policy, candidates, hints)
+        end(lost)
+        again = FakeHints(text=lost.text)
+        chosen(policy, candidates, again)
+        assert again.uncached_tokens == 6 * BLOCK_BYTES // BYTES_PER_TOKEN
+
     def test_restarted_engine_has_nothing_cached(self) -> None:
         policy, candidates = PrefixAffinity(), replicas(2)
         prompt = text(6)
@@ -385,11 +481,16 @@ class TestPrefix:
 
     def test_ten_thousand_sessions_at_once_take_bounded_memory(self) -> None:
         policy, candidates = PrefixAffinity(max_known=1000), replicas(3)
+        asked: list[FakeHints] = []
         for number in range(10_000):
             hints = FakeHints(text=b"%d" % number + bytes(2 * BLOCK_BYTES))
             chosen(policy, candidates, hints).in_flight += 1
+            asked.append(hints)
         assert len(policy) <= 1000
         assert max(r.in_flight for r in candidates) < 1.3 * 10_000 / 3
+        for hints in asked:
+            end(hints, cached=10**30, answer=10**30)
+            assert len(policy) <= 1000
 
     def test_tables_of_engines_that_left_count_towards_the_bound(self) -> None:
         policy = PrefixAffinity(max_known=400)

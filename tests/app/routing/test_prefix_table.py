@@ -62,23 +62,63 @@ def test_table_holds_as_many_bytes_as_the_engine() -> None:
     assert prefix_bytes(known(table, long)) == FINE_BYTES + 4 * COARSE_BLOCK_BYTES
 
 
+def test_age_of_a_prompt_is_counted_from_the_end_of_its_request() -> None:
+    table, long, short = PrefixTable(0.0), block_checksums(text(3)), block_checksums(text(3))
+    table.remember(long, MANY)
+    table.remember(short, MANY, (0, 0))
+    table.remember(long, MANY, (0, 0))
+    table.remember(block_checksums(text(2)), 6 * BLOCK_BYTES)
+    assert (table.count_known(long), table.count_known(short)) == (3, 1)
+
+
+def test_answer_is_expected_behind_its_prompt() -> None:
+    table, prompt = PrefixTable(0.0), text(2.5)
+    next_turn = block_checksums(prompt + text(6))
+    table.remember(block_checksums(prompt), MANY)
+    assert table.find(next_turn) == (2 * BLOCK_BYTES, 0)
+    table.remember(block_checksums(prompt), MANY, (256, 1000))
+    assert table.find(next_turn) == (2 * BLOCK_BYTES + 256, 1000)
+    assert table.find(next_turn[:3]) == (2 * BLOCK_BYTES + 256, 256)
+    assert table.find(next_turn[:2]) == (2 * BLOCK_BYTES, 0)
+    assert table.find(block_checksums(text(4))) == (0, 0)
+
+
+def test_answer_is_forgotten_with_the_end_of_its_prompt() -> None:
+    table, prompt = PrefixTable(0.0), text(2)
+    table.remember(block_checksums(prompt), MANY, (0, 1000))
+    assert len(table) == 3
+    table.forget(1)
+    assert table.find(block_checksums(prompt + text(3))) == (BLOCK_BYTES, 0)
+    assert len(table) == 1
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), max_size=5)), max_size=25),
+    st.lists(
+        st.tuples(
+            st.integers(0, 5),
+            st.lists(st.integers(0, 2), max_size=5),
+            st.none() | st.tuples(st.integers(0, 511), st.integers(0, 10**30)),
+        ),
+        max_size=25,
+    ),
     st.integers(1, 12),
 )
 @settings(max_examples=60, deadline=None)
 def test_known_blocks_are_always_a_beginning_of_their_prompt(
-    turns: list[tuple[int, list[int]]], most: int
+    turns: list[tuple[int, list[int], tuple[int, int] | None]], most: int
 ) -> None:
     """The search by halves relies on it, whatever was forgotten."""
     table = PrefixTable(0.0)
     sent: list[list[int]] = []
-    for system, rest in turns:
+    for system, rest, tail in turns:
         blocks = block_checksums(b"".join(bytes([n]) * BLOCK_BYTES for n in (system, *rest)))
-        table.remember(blocks, most * BLOCK_BYTES)
+        table.remember(blocks, most * BLOCK_BYTES, tail)
         sent.append(blocks)
-        assert len(table) <= most
+        assert len(table._sizes) <= most
+        assert table._tails.keys() <= table._sizes.keys()
         for each in sent:
             found = [checksum in table._sizes for checksum in each]
             assert table.count_known(each) == sum(found)
             assert found == sorted(found, reverse=True)
+            whole = prefix_bytes(len(each))
+            assert prefix_bytes(sum(found)) <= sum(table.find(each)) <= whole

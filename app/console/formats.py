@@ -97,11 +97,18 @@ def iso_soon(text: str, days: int = 14) -> bool:
     return datetime.fromisoformat(text).timestamp() < time.time() + days * 86_400
 
 
+def phase_note(note: str) -> str:
+    """Return the note of a request's phase; a position in the queue is in the page's language."""
+    position = note.removeprefix("position ")
+    return note if position == note else gettext("position %(number)s", number=position)
+
+
 FILTERS = {
     # Of a word that is not known where it is shown; `_()` is for texts of templates.
     "translated": gettext,
     "duration": duration,
     "count": count,
+    "phase_note": phase_note,
     "size": size,
     "percent": percent,
     "ago": ago,

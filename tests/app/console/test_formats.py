@@ -13,9 +13,11 @@ from app.console.formats import (
     iso_moment,
     moment,
     percent,
+    phase_note,
     rfc3339,
     size,
 )
+from app.console.language import Language, in_language
 
 NUMBERS = st.none() | st.floats() | st.integers(-(2**63), 2**64)
 
@@ -103,3 +105,11 @@ def test_a_longer_duration_never_reads_as_a_shorter_one(one: float, other: float
 
     low, high = sorted((one, other))
     assert read(duration(low)) <= read(duration(high)) + 1e-9
+
+
+def test_positions_in_the_queue_are_translated() -> None:
+    assert phase_note("position 3") == "position 3"
+    assert phase_note("demo-0, failed: position 3") == "demo-0, failed: position 3"
+    with in_language(Language.CHINESE):
+        assert phase_note("position 3") == "第 3 位"
+        assert phase_note("demo-0") == "demo-0"

@@ -69,7 +69,8 @@ def test_every_text_is_translated_with_its_values_and_tags(language: Language) -
         assert found, f"{one.id} has no translation"
         assert not one.fuzzy, one.id
         assert "%%" not in found, f"{one.id}: a percent sign has to be a value"
-        assert placeholders(found) in [placeholders(form) for form in forms], one.id
+        # The only form of a translation is that for many, too: it has the number.
+        assert placeholders(found) in [placeholders(form) for form in forms[-1:]], one.id
         # A translation stands in attributes, too, and is not escaped.
         for mark in ('"', "&", "<"):
             assert found.count(mark) <= max(form.count(mark) for form in forms), one.id

@@ -31,14 +31,17 @@ WITH_ENGINES = (
     "tests/contract/test_engine_contract.py::TestProcessOnVllm", "tests/deploy/test_systemd.py",
     "tests/docs/test_commands.py", "tests/e2e/", "tests/engines/flags/test_check.py",
 )  # fmt: skip
+DAMAGED_CLUSTERS = "tests/engines/ray/test_damaged_clusters.py"
 # The longest come first, so that no worker waits long for the others at the end.
 LONGEST = (
     "gateway", "tests/docs/test_commands.py", "tests/e2e/test_ray.py",
     "tests/e2e/test_lifecycle.py", "tests/e2e/test_generate.py", "tests/e2e/test_in_process.py",
     "tests/e2e/test_adapters.py", "tests/e2e/test_dashboards.py",
     "tests/e2e/test_failing_starts.py",
-    "ray", "tests/console/test_interruptions.py", "tests/app/relay/test_loop_stops.py",
-    "tests/fleet/test_exactness.py", "tests/app/api/test_schemathesis.py",
+    "ray", DAMAGED_CLUSTERS,
+    "tests/deploy/test_systemd.py", "tests/fleet/test_exactness.py",
+    "tests/engines/container/test_engine.py", "tests/console/test_interruptions.py",
+    "tests/app/relay/test_loop_stops.py", "tests/app/api/test_schemathesis.py",
     "tests/app/relay/test_leave_fuzz.py", "tests/fleet/test_crash.py",
 )  # fmt: skip
 
@@ -49,9 +52,10 @@ def group_of(nodeid: str) -> str:
         return "gateway"
     if nodeid.startswith(IMPORTING):
         return "importing"
-    if nodeid.startswith("tests/engines/ray/"):
+    module_or_class = nodeid.partition("[")[0].rpartition("::")[0]
+    if module_or_class.startswith("tests/engines/ray/") and module_or_class != DAMAGED_CLUSTERS:
         return "ray"  # they share a cluster
-    return nodeid.partition("[")[0].rpartition("::")[0]
+    return module_or_class
 
 
 def sort(items: list[pytest.Item]) -> None:

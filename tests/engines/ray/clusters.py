@@ -1,5 +1,6 @@
 """Real Ray clusters on this machine, and engines on them."""
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -12,19 +13,24 @@ from typing import Any
 import psutil
 import pytest
 
+from engines.base import EngineNotReady
 from engines.ray import Cluster, RayEngine
 from engines.setup import EngineSetup
 from engines.spec import RaySpec, RayTls
+from tests.engines.processes import chat, read
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
+PATIENCE_S = 90.0
 STORE_BYTES = 80 * 1024 * 1024
 # An engine takes one, so that a node holds as many engines as it has slots.
 SLOT = "slot"
 # Ray reads it once in a process.
 TOKEN = secrets.token_hex(32)
 # Ray reports nothing to its makers and keeps no metrics. It declares a node dead after five failed
-# health checks: 2.5 s here, 15 s by default.
+# health checks: 2.5 s here, 15 s by default. It starts no workers in advance: those of engines have
+# variables of their own.
 SETTINGS = {
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_health_check_period_ms": "500",
@@ -94,6 +100,10 @@ def ray_nodes(**settings: str) -> Iterator[Nodes]:
             patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        from ray._private import utils  # reads the variables
+
+        # As where `ray` is installed without `default`: each node's agent serves no dashboard.
+        patch.setattr(utils, "get_dashboard_dependency_error", ImportError)
         nodes = Nodes()
         try:
             yield nodes
@@ -126,3 +136,27 @@ def family(pid: int | None) -> list[psutil.Process]:
     guardian = psutil.Process(pid).parent()
     assert guardian is not None
     return [guardian, *guardian.children(recursive=True)]
+
+
+async def ready(engine: RayEngine) -> None:
+    await engine.ensure_ready(asyncio.get_running_loop().time() + PATIENCE_S)
+
+
+async def ask(engine: RayEngine, **body: Any) -> int:
+    response = await engine.send(chat(**body))
+    await read(response)
+    return response.status
+
+
+async def fault_of(engine: RayEngine) -> str:
+    """Return why an engine does not start."""
+    with pytest.raises(EngineNotReady) as raised:
+        await ready(engine)
+    await engine.stop(0.0)
+    return str(raised.value)
+
+
+def connectors() -> list[psutil.Process]:
+    """Return the connectors of this process that run."""
+    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in alive if "engines.ray.connector" in one.cmdline()]

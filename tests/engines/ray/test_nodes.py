@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,17 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from engines.base import EngineNotReady, EngineState
+from engines.base import EngineState
 from engines.ray import Cluster, RayEngine, host
 from engines.ray.actor import _directory
 from engines.ray.ranks import actor_name
-from tests.engines.processes import chat, gone, read
-from tests.engines.ray.clusters import SLOT, Nodes, build, ray_nodes
+from tests.engines.processes import gone
+from tests.engines.ray.clusters import PATIENCE_S, SLOT, Nodes, ask, build, fault_of, ready
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 S = EngineState
-PATIENCE_S = 90.0
 NAMESPACE = "several-nodes"
 Connect = Callable[[], Cluster]
 Make = Callable[..., RayEngine]
@@ -56,24 +54,6 @@ async def make(connect: Connect, tmp_path: Path) -> AsyncIterator[Make]:
 
     yield engine
     await asyncio.gather(*(one.stop(0.0) for one in made))
-
-
-async def ready(engine: RayEngine) -> None:
-    await engine.ensure_ready(asyncio.get_running_loop().time() + PATIENCE_S)
-
-
-async def ask(engine: RayEngine) -> int:
-    response = await engine.send(chat())
-    await read(response)
-    return response.status
-
-
-async def fault_of(engine: RayEngine) -> str:
-    """Return why an engine does not start."""
-    with pytest.raises(EngineNotReady) as raised:
-        await ready(engine)
-    await engine.stop(0.0)
-    return str(raised.value)
 
 
 def find_rank(run_dir: Path, number: int, engine: str = "demo-0") -> list[psutil.Process]:
@@ -197,8 +177,9 @@ async def test_rank_that_fails_in_its_start_is_named_by_its_node(make: Make) -> 
 
 
 async def test_node_is_lost_under_load_and_the_engine_starts_when_one_is_back(
-    rank: FindRank, nodes: Nodes, make: Make
+    rank: FindRank, nodes: Nodes, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(host, "PLACE_S", 8.0)
     engine = make()
     await ready(engine)
     before = [*rank(0), *rank(1)]
@@ -293,29 +274,3 @@ async def test_place_that_the_cluster_does_not_have_is_one_line(
     await ready(other)
     fault = await fault_of(make())
     assert "only 1 node of the Ray cluster has room for a part of it now: it needs 2 no" in fault
-
-
-async def test_rank_waits_for_a_node_that_is_slower_than_a_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "LEASE_S", 3.0)
-    site = tmp_path / "site"
-    site.mkdir()
-    # Python from a cold disk.
-    (site / "sitecustomize.py").write_text(
-        "import sys, time\n"
-        "time.sleep(8 * any('default_worker.py' in word for word in sys.orig_argv))\n"
-    )
-    with ray_nodes() as nodes:
-        nodes.add()
-        with monkeypatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
-            nodes.add()
-        cluster = Cluster(nodes.address, NAMESPACE, tmp_path / "gateway")
-        engine = build(cluster, tmp_path, nodes=2, args={"tensor-parallel-size": 2})
-        try:
-            await ready(engine)
-            assert engine.restarts == 0
-        finally:
-            await engine.stop(0.0)
-            await cluster.close()

@@ -80,6 +80,8 @@ class Shot:
 
 SHOTS = (
     Shot("console-login", "/console/login", logged_in=False),
+    # Before the sign-ins of the other pictures.
+    Shot("console-audit", "/console/audit"),
     Shot("console-overview", "/console/overview?hours=24", prepare=with_charts),
     Shot("console-overview-dark", "/console/overview?hours=24", scheme="dark", prepare=with_charts),
     Shot("console-overview-phone", "/console/overview", width=PHONE),
@@ -100,7 +102,6 @@ SHOTS = (
     Shot("console-owners", "/console/keys/owners"),
     Shot("console-owner", "/console/owners/shop"),
     Shot("console-usage", "/console/usage"),
-    Shot("console-audit", "/console/audit"),
     Shot("console-configuration", "/console/configuration"),
     Shot("console-account", "/console/account", key="Web shop"),
 )

@@ -44,7 +44,7 @@ from app.relay.forward import Interrupted, end_stream, forward
 from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error
 from app.relay.services import RelayServices
-from app.relay.stream import KeepAlive
+from app.relay.stream import send_comments
 from app.routing import Model, Replica, note_failure
 from app.sse import DONE
 from app.usage import StreamMeter, Usage
@@ -91,7 +91,7 @@ class StreamContinuation(msgspec.Struct, eq=False):
     _permit: Permit
     # Releases the lease of an on-demand model and waits for its next load.
     _renew_lease: Callable[[], Awaitable[None]] | None
-    _comments: KeepAlive | None = None  # until the first new bytes
+    _comments: asyncio.Task[None] | None = None  # until the first new bytes
     _way: Way = Way.NONE  # of the latest attempt, for the metric
 
     async def run(self, interrupted: Interrupted) -> None:
@@ -137,7 +137,8 @@ class StreamContinuation(msgspec.Struct, eq=False):
         if self._comments is None:
             # Sent until the first new bytes: comparing a repeated answer may take minutes as well.
             seconds = self._services.bounds.keepalive_s or KEEPALIVE_S
-            self._comments = KeepAlive(self._request.exchange, seconds)
+            comments = send_comments(self._request.exchange, seconds)
+            self._comments = asyncio.create_task(comments)
         wait_until = asyncio.get_running_loop().time() + self._recording.terms.wait_s
         return Interruption(fault, origin, perf_counter(), wait_until)
 
@@ -329,7 +330,7 @@ class StreamContinuation(msgspec.Struct, eq=False):
 
     def _stop_comments(self) -> None:
         if self._comments is not None:
-            self._comments.stop()
+            self._comments.cancel()
             self._comments = None
 
     def _count(self, outcome: str) -> None:

@@ -5,6 +5,7 @@ request, slot and tokens: it may have to ask Redis. Any other request is charged
 before its body is parsed.
 """
 
+import asyncio
 from collections.abc import Coroutine
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,7 @@ from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
 from app.relay.start_deadline import DEADLINE_HEADER, read_deadline
 from app.relay.stored_responses import find_previous_engine, relay_stored_response
-from app.relay.stream import KeepAlive
+from app.relay.stream import send_comments
 from app.request_body import (
     RESPONSES,
     SMALL_BYTES,
@@ -142,13 +143,14 @@ async def _serve(
         reservation = Reservation(decision, budget, bounds.cached_weight)
         model_request = ModelRequest(services, request, reservation, planned_at)
         chain: FallbackChain | None = None
-        keep_alive: KeepAlive | None = None
+        keep_alive: asyncio.Task[None] | None = None
         try:
             if request.output_bound is not None:
                 plan = plan_request(services, request, plan.body, plan.model)
             if bounds.keepalive_s and endpoint.label in STREAMED and plan.is_true("stream"):
                 # Before lease and permit: a stream that waits for them is silent as well.
-                keep_alive = KeepAlive(request.exchange, bounds.keepalive_s)
+                comments = send_comments(request.exchange, bounds.keepalive_s)
+                keep_alive = asyncio.create_task(comments)
             if endpoint.label == RESPONSES:
                 request.pinned_engine = await find_previous_engine(services, request, plan)
             if plan.model.on_demand and plan.model.fallbacks:
@@ -161,7 +163,7 @@ async def _serve(
             await Fallback(services, request, model_request, chain, fault).serve(plan, tokens)
         finally:
             if keep_alive is not None:
-                keep_alive.stop()
+                keep_alive.cancel()
             if budget is not None:
                 budget.close()
 

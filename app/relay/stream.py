@@ -139,36 +139,25 @@ class EventStream(msgspec.Struct, eq=False):
             log.warning("%s", ENGINE_ERROR_FAULT, extra=request.log_fields)
 
 
-class KeepAlive:
-    """Sends an SSE comment whenever a stream has been silent for some time, until it is stopped.
+async def send_comments(exchange: ClientExchange, seconds: float) -> None:
+    """Send an SSE comment whenever a stream has been silent for so long, until canceled.
 
     The first comment sends status 200 before the engine has answered: an error then becomes an
     event.
     """
-
-    def __init__(self, exchange: ClientExchange, seconds: float) -> None:
-        self._exchange = exchange
-        self._seconds = seconds
-        self._task = asyncio.create_task(self._watch())
-
-    def stop(self) -> None:
-        self._task.cancel()
-
-    async def _watch(self) -> None:
-        exchange = self._exchange
-        seen = 0
-        while not exchange.response_complete:
-            await asyncio.sleep(self._seconds)
-            # A client that has not read what it was sent needs no comment.
-            if exchange.writable and exchange.bytes_out == seen:
-                if not exchange.started:
-                    await exchange.start_response(200, SSE_HEADERS)
-                    exchange.streaming = True
-                if exchange.streaming and not exchange.response_complete:
-                    exchange.comment_bytes += len(COMMENT)
-                    try:
-                        if not exchange.push(COMMENT):
-                            await exchange.flush()
-                    except ClientStalled:
-                        return  # the next chunk meets the same stall
-            seen = exchange.bytes_out
+    seen = 0
+    while not exchange.response_complete:
+        await asyncio.sleep(seconds)
+        # A client that has not read what it was sent needs no comment.
+        if exchange.writable and exchange.bytes_out == seen:
+            if not exchange.started:
+                await exchange.start_response(200, SSE_HEADERS)
+                exchange.streaming = True
+            if exchange.streaming and not exchange.response_complete:
+                exchange.comment_bytes += len(COMMENT)
+                try:
+                    if not exchange.push(COMMENT):
+                        await exchange.flush()
+                except ClientStalled:
+                    return  # the next chunk meets the same stall
+        seen = exchange.bytes_out

@@ -12,7 +12,7 @@ import pytest
 from app.asgi import ClientExchange
 from app.errors import EngineFailed
 from app.relay.response import send_error
-from app.relay.stream import SSE_HEADERS, KeepAlive
+from app.relay.stream import SSE_HEADERS, send_comments
 from app.settings import ServerSettings
 from app.sse import COMMENT
 from tests.app.raw import Client, answers, asking, connected, request
@@ -337,18 +337,18 @@ async def test_comment_waits_until_the_response_before_is_read(kind: str) -> Non
         if len(begun) == 1:
             await exchange.send_response(200, [], b"x" * size)
             return
-        awake = KeepAlive(exchange, 0.001)
+        awake = asyncio.create_task(send_comments(exchange, 0.001))
         await asyncio.sleep(0.02)
         silent.set()
         if kind == "error":
-            awake.stop()
+            awake.cancel()
             await send_error(in_flight(exchange), EngineFailed("it failed"))
         elif kind == "whole":
             await exchange.send_response(200, [], b"one")
         else:
             await exchange.start_response(200, SSE_HEADERS)
             await exchange.send_body(b"one", more=False)
-        awake.stop()
+        awake.cancel()
 
     async with exchanging(handler, request() * 2, slow=True) as served:
         await silent.wait()

@@ -200,7 +200,7 @@ class Application:
             _run_until_release(stack, self.concurrency_tuner.run(), "tune the requests in flight")
             if self.waits_for_engines:
                 await self.engine_lifecycle.wait_for_running_engines()
-            self.loop_lag.start(self.metrics.inter_token_latency.count)
+            self.loop_lag.start(self.metrics.count_observed)
             stack.callback(self.loop_lag.stop)
             yield
 

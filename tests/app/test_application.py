@@ -124,6 +124,15 @@ async def test_failed_release_does_not_keep_the_rest_from_it(
     assert released == NAMES
 
 
+async def test_observed_values_are_counted_without_a_scrape(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = asyncio.Event()
+    monkeypatch.setattr(type(application.metrics), "count_observed", lambda _: counted.set())
+    async with application.run(), asyncio.timeout(20):
+        await counted.wait()
+
+
 async def test_background_tasks_end_with_the_gateway(application: Application) -> None:
     before = asyncio.all_tasks()
     async with application.run():

@@ -398,6 +398,7 @@ class Metrics:
         # By model, in the order of TOKEN_KINDS; copied to the series at a scrape.
         self._token_counts: dict[str, list[int]] = {}
         self._completed: list[RequestRecord] = []  # not counted yet
+        self._histograms = [one for one in self.registry.series if isinstance(one, Histogram)]
         self.registry.before_scrape(self._set_tokens)
 
     def add_model(self, model: str) -> None:
@@ -438,6 +439,11 @@ class Metrics:
                     tokens[0] += usage.prompt
                     tokens[1] += usage.cached
                     tokens[2] += usage.completion
+
+    def count_observed(self) -> None:
+        """Count the values of all histograms; done often, since no scrape may come."""
+        for histogram in self._histograms:
+            histogram.count()
 
     def record_refusal(self, status: int) -> None:
         """Record a request that was refused before its model and endpoint were known."""

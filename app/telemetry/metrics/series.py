@@ -171,15 +171,15 @@ class Gauge(_Numbers):
 class Buckets:
     """One series of a histogram. Values are counted many at a time: `count`, and at a read."""
 
-    __slots__ = ("_bounds", "_counts", "_sum", "_values", "observe")
+    __slots__ = ("_bounds", "_counts", "_sum", "observe", "uncounted")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
-        self._values: list[float] = []  # not counted yet
+        self.uncounted: list[float] = []
         # Records one value; called for every chunk.
-        self.observe = self._values.append
+        self.observe = self.uncounted.append
 
     @property
     def counts(self) -> list[int]:
@@ -195,7 +195,7 @@ class Buckets:
 
     def count(self) -> None:
         """Count the values that were recorded since the last time."""
-        if values := self._values:
+        if values := self.uncounted:
             bounds, counts = self._bounds, self._counts
             for value in values:
                 counts[bisect_left(bounds, value)] += 1
@@ -237,7 +237,8 @@ class Histogram(Series):
     def count(self) -> None:
         """Count the values that were recorded since the last time: they take memory until then."""
         for buckets in self._buckets.values():
-            buckets.count()
+            if buckets.uncounted:  # few are, of many models
+                buckets.count()
 
     def summed_counts(self) -> list[int]:
         """Return the counts of all series together, by bucket; not cumulative."""

@@ -1,6 +1,7 @@
 """The gateway's series: complete, documented, initialized, read at a scrape."""
 
 import re
+import weakref
 from pathlib import Path
 
 import prometheus_client
@@ -9,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.continuation import REASONS, Way
 from app.telemetry.metrics import CONTINUATION_OUTCOMES, Metrics
-from app.telemetry.metrics.series import Counter
+from app.telemetry.metrics.series import Counter, Histogram
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `([a-z_]+)` \| (counter|gauge|histogram) \| ([a-z_, ]*)\| ([^|]+) \|[^|]*\|")
@@ -142,6 +143,24 @@ def test_gauges_are_read_at_each_scrape() -> None:
     assert value("gateway_usage_records_pending") == 0
     assert value("gateway_connections") == 0
     assert value("gateway_queue_limit", {"model": "small"}) is None
+
+
+class Value(float):
+    """A value that can be referenced weakly."""
+
+
+def test_values_of_histograms_that_are_not_scraped_take_no_memory() -> None:
+    metrics = Metrics()
+    kept = []
+    for series in metrics.registry.series:
+        if isinstance(series, Histogram):
+            value = Value(0.5)
+            kept.append(weakref.ref(value))
+            series.observe(("demo",) * len(series.labels), value)
+            del value
+    assert kept
+    metrics.count_observed()
+    assert not [value for value in kept if value() is not None]
 
 
 def test_models_on_demand_are_1_and_others_0() -> None:

@@ -152,6 +152,16 @@ def test_failing_engines_are_explained_and_sigterm_while_another_loads_leaves_no
     assert "Traceback" not in deployment.said()
 
 
+def test_gateway_of_which_no_engine_can_start_exits_2(tmp_path: Path) -> None:
+    missing = {"name": "missing", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]}
+    ended = run("serve", "--config", str(write_config(tmp_path, missing)))
+    assert ended.returncode == 2
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]
+    fault = "model directory /nonexistent/model does not exist"
+    assert lines == [f"vllm-gateway: engine missing-0: {fault}"]
+    assert "Traceback" not in ended.stderr
+
+
 def test_check_prints_what_would_run_and_what_is_missing(tmp_path: Path) -> None:
     use_known_flags(tmp_path / "run")
     ended = run("check", "--config", str(write_config(tmp_path, DEMO)))

@@ -1,12 +1,14 @@
 """LoRA adapters of a running gateway: added, removed and replaced by reloads of fake engines."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.adapters import AdapterPhase, AdapterState
+from engines.base import EngineState
 from engines.process import adapter_loader
 from tests.app.console.visits import visiting
 from tests.app.reload.gateways import ReloadableGateway, model, process, run
@@ -17,6 +19,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 SOON = {"drain_timeout_s": 0.3}
+# What differs between two requests.
+RUN = re.compile('"id":"[^"]*"|"created":[0-9]+')
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +120,23 @@ async def test_replica_that_failed_to_load_it_gets_no_requests(tmp_path: Path) -
             for row in (await one.client.get("/admin/requests", headers=ROOT)).json()["ended"]
         }
         assert used == {"demo-0"}
+
+
+async def test_stream_of_an_adapter_goes_on_at_the_other_replica(tmp_path: Path) -> None:
+    once = str(tmp_path / "died")
+    fault = {"fake-stream-fault": "kill:1", "fake-stream-fault-once": once}
+    adapters = [{"name": "legal", "source": str(write_adapter(tmp_path / "legal"))}]
+    engines = process(2, args=fault, restart={"backoff_s": 60, "max_backoff_s": 60})
+    hello = {"messages": [{"role": "user", "content": "hi"}], "model": "legal", "stream": True}
+    async with run(tmp_path, model("demo", engines, adapters=adapters)) as one:
+        interrupted, undisturbed = [
+            (await one.client.post("/v1/chat/completions", json=hello)).text for _ in range(2)
+        ]
+        await wait_until(lambda: EngineState.FAILED in one.states())
+        labels = {"model": "legal", "way": "replay", "outcome": "continued"}
+        assert await one.metric("gateway_continuations_total", **labels) == 1
+    assert undisturbed.endswith("[DONE]\n\n")
+    assert RUN.sub("", interrupted) == RUN.sub("", undisturbed)
 
 
 async def test_adapter_that_no_engine_loads_is_reported_and_refused(tmp_path: Path) -> None:

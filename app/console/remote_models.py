@@ -55,6 +55,6 @@ async def _ask(probe: EngineProbe) -> ServerModels:
         return ServerModels(fault=fault)
     found = await probe.fetch_models()
     if found is None:
-        return ServerModels(fault=await probe.find_models_fault())
+        return ServerModels(fault=await probe.find_models_fault(keyed=False))
     names = [name for name in found if 0 < len(name) <= MAX_NAME and name.isprintable()]
-    return ServerModels(names[:MAX_MODELS])
+    return ServerModels(names[:MAX_MODELS], "" if names else "it lists no models at /v1/models")

@@ -125,11 +125,13 @@ class EngineProbe:
         names = (_dict(card).get("id") for card in cards)
         return tuple(name for name in names if isinstance(name, str))
 
-    async def find_models_fault(self) -> str:
-        """Return why `fetch_models` found no list, by asking once more."""
+    async def find_models_fault(self, *, keyed: bool = True) -> str:
+        """Return why `fetch_models` found no list, by asking once more; `keyed`: with a key."""
         status, _ = await self._fetch("/v1/models")
-        if status in (401, 403):
+        if status in (401, 403) and keyed:
             return f"it refuses the key at /v1/models ({status}): check api_key_env"
+        if status in (401, 403):
+            return f"it wants a key at /v1/models ({status}): only the file can have api_key_env"
         said = f" ({status})" if status else ""
         return f"it does not list its models at /v1/models{said}"
 

@@ -48,6 +48,25 @@ async def test_no_redirect_is_followed() -> None:
     assert inner == []
 
 
+@pytest.mark.parametrize(
+    ("head", "body", "fault"),
+    [
+        ("200 OK", '{"data": [{"id": ""}]}', "it lists no models at /v1/models"),
+        (
+            "401 Unauthorized",
+            "{}",
+            "it wants a key at /v1/models (401): only the file can have api_key_env",
+        ),
+    ],
+)
+async def test_a_server_without_a_list_is_said_to_have_none(
+    head: str, body: str, fault: str
+) -> None:
+    async with answering(head, body) as (url, _):
+        found = await RemoteModels().of(url)
+    assert (list(found.names), found.fault) == ([], fault)
+
+
 async def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_models, "PATIENCE_S", 0.05)
 

@@ -199,19 +199,27 @@ def total(page: str, *names: str) -> float:
 
 
 def assert_hang_up_ends_generation(client: httpx.Client) -> None:
-    """See that a client who leaves ends its generation, through TLS as well."""
+    """See that a client who leaves ends its generation, through TLS as well, streaming or not."""
 
     def running() -> float:
         page = client.get("/metrics/engines").text
         return total(page, "vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    def generated() -> float:
+        return total(client.get("/metrics/engines").text, "vllm:generation_tokens_total")
 
     long = {**QUESTION, "stream": True, "max_tokens": TOKENS, "ignore_eos": True}
     with client.stream("POST", "/v1/chat/completions", json=long) as response:
         assert next(response.iter_lines())
         poll_until(lambda: running() > 0, 10)
     poll_until(lambda: not running(), 30)
-    page = client.get("/metrics/engines").text
-    assert 0 < total(page, "vllm:generation_tokens_total") < TOKENS
+    before = generated()
+    assert 0 < before < TOKENS
+    plain = {**long, "stream": False, "temperature": 1.0, "n": 128}  # minutes
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=plain, timeout=10)
+    poll_until(lambda: not running(), 30)
+    assert before < generated() < before + 128 * TOKENS
 
 
 @pytest.mark.vllm

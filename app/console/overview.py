@@ -81,6 +81,11 @@ class Overview:
         """Return what happened in the last hour, also before the start of the gateway."""
         return last_hour(readings, self._history.earlier)
 
+    def begins_before(self, readings: Sequence[Reading], span_s: float) -> bool:
+        """Return whether the last seconds include some from before the start of the gateway."""
+        earlier = self._history.earlier
+        return bool(earlier and readings) and earlier[-1].at > readings[-1].at - span_s
+
     def charts(
         self, readings: Sequence[Reading]
     ) -> tuple[Mapping[str, Chart], Mapping[str, Chart]]:
@@ -175,6 +180,7 @@ def overview_router(
                 charts=charts,
                 events=overview.events.since(now - span_h * 3600),
                 hours=span_h,
+                begins_before=overview.begins_before(readings, span_h * 3600),
                 choices=(SHORT_HOURS, "1", *STORED_HOURS),
                 fault=fault,
                 steps=steps,

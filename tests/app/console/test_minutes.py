@@ -120,6 +120,10 @@ async def test_overview_shows_the_hours_before_a_restart(fake: Fake, tmp_path: P
         assert (await admin.get("/console/overview?hours=x")).status_code == 200
         assert "in the last 60 min" in (await admin.get("/console/overview?hours=5")).text
         assert "in the last 15 min" in (await admin.get("/console/overview?hours=0.25")).text
+        told = "Before the start of this gateway: of all gateways of the database."
+        async with asyncio.timeout(20):
+            while told not in (await admin.get("/console/overview")).text:
+                await asyncio.sleep(0.01)
 
 
 async def test_the_last_hour_begins_before_the_process(database: Faulty) -> None:

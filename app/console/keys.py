@@ -32,14 +32,12 @@ from app.errors import PermissionDenied
 from app.money import MAX_AMOUNT, PLACES
 from app.routing import Catalogue
 from app.settings import FieldSettings
-from app.usage import BudgetUse, budget_report
+from app.usage import BudgetUse, key_budgets
 
 # Rows of a page, which are rendered at once.
 PAGE = 50
 KEYS = f"{CONSOLE}/keys"
 OWNERS = f"{KEYS}/owners"
-# Budgets that are read, the most used first.
-BUDGETS = 500
 # Models that a form lists as examples.
 _MODELS = 100
 
@@ -119,13 +117,13 @@ class KeyPages:
     ) -> Response:
         """Return the page that lists keys, the newest first."""
         page = await self.store.within(visitor.scope.owner).page(PAGE, after)
-        used = await self._used_budgets(visitor.scope.owner)
+        keys = [self.shown(key) for key in page.keys]
         return self.renderer.page(
             visitor,
             "keys.html",
             status=404 if fault else 200,
-            keys=[(self.shown(key), state_of(self.shown(key))) for key in page.keys],
-            used=used,
+            keys=[(key, state_of(key)) for key in keys],
+            used=await self._used_budgets(keys),
             default_limits=self.authenticator.default_limits,
             more=page.keys[-1].id if page.more else None,
             after=after,
@@ -134,13 +132,15 @@ class KeyPages:
             may_create=bool(managed_roles(visitor)),
         )
 
-    async def _used_budgets(self, owner: str | None) -> Mapping[str, BudgetUse]:
+    async def _used_budgets(self, keys: Sequence[ShownKey]) -> Mapping[str, BudgetUse]:
         """Return how much of its budgets each key has used; none where the database is busy."""
+        with_budget = [key.id for key in keys if _has_budget(key)]
+        if not with_budget:
+            return {}
         try:
-            found = await budget_report(self.database, datetime.now(UTC).date(), BUDGETS, owner)
+            return await key_budgets(self.database, datetime.now(UTC).date(), with_budget)
         except DatabaseError:
             return {}
-        return {one.id: one for one in found if one.subject == "key"}
 
 
 def keys_pages(pages: KeyPages) -> APIRouter:
@@ -168,6 +168,11 @@ def keys_pages(pages: KeyPages) -> APIRouter:
         )
 
     return router
+
+
+def _has_budget(key: ShownKey) -> bool:
+    budgets = (key.daily_tokens, key.monthly_tokens, key.daily_cost, key.monthly_cost)
+    return any(one is not None for one in budgets)
 
 
 def managed_roles(visitor: Visitor) -> Sequence[Role]:

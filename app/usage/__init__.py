@@ -6,7 +6,7 @@ and `budget_report` sum both up, and `StreamMeter` and `token_usage` read what e
 """
 
 from app.usage.accounts import BudgetHolder, BudgetOwner
-from app.usage.budget_report import BudgetUse, budget_report
+from app.usage.budget_report import BudgetUse, budget_report, key_budgets
 from app.usage.budgets import BudgetReservation, Budgets
 from app.usage.clock_steps import ClockSteps
 from app.usage.ledger import Ledger
@@ -55,6 +55,7 @@ __all__ = (
     "UsageRow",
     "budget_report",
     "estimate_prompt",
+    "key_budgets",
     "read_usage",
     "read_usage_in",
     "usage_report",

@@ -4,6 +4,7 @@ A request counts as soon as its batch is written, a quarter of a second after it
 of requests in flight do not count.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -15,7 +16,7 @@ from app.database import Database, Lane
 from app.database.schema import api_keys, owners
 from app.money import NANO
 from app.usage.spending import BudgetSubject
-from app.usage.statements import spent_by_account
+from app.usage.statements import ACCOUNT_COLUMNS, spent_by_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,38 @@ async def budget_report(
     found: list[BudgetUse] = []
     async with database.read(Lane.REPORTS) as connection:
         for subject, query in queries.items():
-            for row in await connection.execute(query.limit(limit)):
-                of_day, of_month, *costs = (int(one or 0) for one in row[6:])
-                spent = (costs[0] * NANO + costs[1], costs[2] * NANO + costs[3])
-                found.append(BudgetUse(subject, *(*row[:6], of_day, of_month, *spent)))
+            rows = await connection.execute(query.limit(limit))
+            found += [_budget_use(subject, row) for row in rows]
     return sorted(found, key=lambda one: (-one.share, one.name))
 
 
-def _query(subject: BudgetSubject, today: date, id_: Any, name: Any) -> Select[Any]:
-    """Return the query of all accounts of a kind that have a budget."""
-    table, spent = id_.table, spent_by_account(subject, today.isoformat()).subquery()
+async def key_budgets(
+    database: Database, today: date, key_ids: Collection[str]
+) -> dict[str, BudgetUse]:
+    """Return the budgets of some keys on a UTC day, by ID; not of those without any.
+
+    Raises DatabaseError.
+    """
+    query = _query("key", today, api_keys.c.id, api_keys.c.name, key_ids)
+    async with database.read(Lane.REPORTS) as connection:
+        rows = await connection.execute(query.where(api_keys.c.id.in_(key_ids)))
+        return {row.id: _budget_use("key", row) for row in rows}
+
+
+def _budget_use(subject: BudgetSubject, row: Any) -> BudgetUse:
+    of_day, of_month, *costs = (int(one or 0) for one in row[6:])
+    spent = (costs[0] * NANO + costs[1], costs[2] * NANO + costs[3])
+    return BudgetUse(subject, *(*row[:6], of_day, of_month, *spent))
+
+
+def _query(
+    subject: BudgetSubject, today: date, id_: Any, name: Any, ids: Collection[str] | None = None
+) -> Select[Any]:
+    """Return the query of all accounts of a kind that have a budget; what `ids` spent, or all."""
+    spending = spent_by_account(subject, today.isoformat())
+    if ids is not None:
+        spending = spending.where(ACCOUNT_COLUMNS[subject][0].in_(ids))
+    table, spent = id_.table, spending.subquery()
     budgets = [
         table.c[name]
         for name in ("daily_tokens", "monthly_tokens", "daily_cost_nano", "monthly_cost_nano")

@@ -1,8 +1,13 @@
 """The pages of keys and owners: what each role sees, and that names are shown as text."""
 
+from collections.abc import Collection
+from datetime import date
+
 import httpx
 import pytest
 
+from app.database import Database
+from app.usage import key_budgets
 from tests.app.console.visits import new_key, visiting
 from tests.gateway import KEY, Gateway, demo_gateway
 
@@ -54,6 +59,29 @@ async def test_a_row_has_the_limits_of_its_key_and_the_defaults_stand_once(
     assert "tokens/min" not in row
     text = await page(admin, "/console/keys")
     assert text.count("600 requests/min · 200,000 tokens/min · 32 at once") == 1
+
+
+async def test_budgets_are_read_of_the_keys_of_the_page_that_have_one(
+    gateway: Gateway, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def counted(database: Database, today: date, ids: Collection[str]) -> object:
+        asked.extend(ids)
+        return await key_budgets(database, today, ids)
+
+    monkeypatch.setattr("app.console.keys.key_budgets", counted)
+    monkeypatch.setattr("app.console.keys.PAGE", 2)
+    older = await new_key(gateway, admin, name="of the next page", monthly_tokens=10)
+    budgeted = await new_key(gateway, admin, name="budgeted", monthly_tokens=1000)
+    await new_key(gateway, admin, name="free")
+    text = await page(admin, "/console/keys")
+    assert asked == [budgeted["id"]]
+    assert older["id"] not in text
+    assert "Budget of budgeted used this month" in text
+    await new_key(gateway, admin, name="free, too")
+    await page(admin, "/console/keys")
+    assert asked == [budgeted["id"]]
 
 
 async def test_names_are_shown_as_text(gateway: Gateway, admin: httpx.AsyncClient) -> None:

@@ -6,7 +6,7 @@ from sqlalchemy import insert
 
 from app.database import Database
 from app.database.schema import api_keys, owners
-from app.usage import Usage, budget_report
+from app.usage import Usage, budget_report, key_budgets
 from tests.app.usage.records import Clock, ledger_for, record
 
 TODAY = date(2026, 11, 21)
@@ -46,3 +46,4 @@ async def test_what_is_used_today_and_this_month(database: Database) -> None:
     ]  # fmt: skip
     assert [one.share for one in rows] == [0.15, 0.1, 0.0]
     assert [one.id for one in await budget_report(database, TODAY, 1)] == ["research", "key-1"]
+    assert await key_budgets(database, TODAY, ["key-1", "key-3"]) == {"key-1": rows[1]}

@@ -23,6 +23,9 @@ from app.usage import RequestFilter
 
 IN_FLIGHT_ROWS = 200
 ENDED_ROWS = 100
+# Ended requests that a page begins with, as many as a window shows; its script asks for the others
+# once these are painted.
+FIRST_ROWS = 20
 # Stored requests whose durations are read.
 DURATIONS = 10_000
 FRESH_S = 1.0
@@ -62,14 +65,14 @@ class RequestRegions:
             tuple[RequestFilter, str, str, Language], tuple[float, asyncio.Task[Html]]
         ] = {}
 
-    async def rows(self, chosen: RequestFilter) -> RequestRows:
+    async def rows(self, chosen: RequestFilter, ended_rows: int = ENDED_ROWS) -> RequestRows:
         """Return the requests that a filter selects, the newest of those that ended."""
         in_flight = [
             # A timeline is read here: its request's task changes it.
             (view, view.phases)
             for view in self._requests.in_flight(chosen, IN_FLIGHT_ROWS)
         ]
-        ended = self._requests.recent(chosen, ENDED_ROWS)
+        ended = self._requests.recent(chosen, ended_rows)
         keys = {view.record.key_id for view in (*(view for view, _ in in_flight), *ended)}
         return RequestRows(in_flight, ended, await self._names.find(keys))
 

@@ -20,7 +20,7 @@ from app.console.language import noop
 from app.console.rendering import Renderer
 from app.console.request_bar import request_bar
 from app.console.request_chips import chips_of, path_of
-from app.console.request_regions import ENDED_ROWS, RequestRegions
+from app.console.request_regions import ENDED_ROWS, FIRST_ROWS, RequestRegions
 from app.console.requests_query import RequestsQuery
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
@@ -69,7 +69,7 @@ class RequestPages:
             rows = await self.regions.history_rows(page.views)
         else:
             page = None
-            rows = await self.regions.rows(chosen)
+            rows = await self.regions.rows(chosen, FIRST_ROWS)
             durations = self.regions.histogram(chosen, path_of(query))
         following = None if page is None or page.next is None else query.next_page(page.next)
 
@@ -87,6 +87,7 @@ class RequestPages:
                 sorts=[path_of(query, order=one) for one in (Order.LATEST, Order.SLOWEST)],
                 cancel=_cancel_path(visitor),
                 rows=rows,
+                more=len(rows.ended) == FIRST_ROWS,
                 durations=durations,
                 complete=page is None or page.complete,
                 following=following,

@@ -11,6 +11,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from app.auth import Role
+from app.console.request_regions import FIRST_ROWS
 from tests.console.accessibility import assert_accessible
 from tests.console.site import Site
 
@@ -117,6 +118,19 @@ async def test_one_request_says_where_its_time_went(site: Site) -> None:
         await expect(phases.get_by_role("row")).not_to_have_count(1)
         await expect(page.get_by_role("img", name=re.compile("phases"))).to_be_visible()
         await assert_accessible(watched_page)
+
+
+async def test_rows_below_the_window_come_once_the_first_are_painted(site: Site) -> None:
+    for _ in range(FIRST_ROWS + 5):
+        await site.gateway.chat()
+    async with site.visit(Role.ADMIN, java_script_enabled=False) as watched_page:
+        await watched_page.page.goto(REQUESTS)
+        rows = watched_page.page.locator("[data-live=ended] tbody tr")
+        await expect(rows).to_have_count(FIRST_ROWS)
+    async with site.visit(Role.ADMIN) as watched_page:
+        await watched_page.page.goto(REQUESTS)
+        rows = watched_page.page.locator("[data-live=ended] tbody tr")
+        await expect(rows.nth(FIRST_ROWS + 4)).to_be_visible()
 
 
 async def test_filters_are_chips_that_need_no_script(site: Site) -> None:

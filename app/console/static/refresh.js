@@ -1,10 +1,12 @@
-// Asks for the regions of a page again every few seconds: <… data-refresh="URL">.
+// Asks for the regions of a page again every few seconds: <… data-refresh="URL">. With data-more the page has
+// the first rows only: the others come once these are painted.
 
 import {api} from "./api.js";
 import {showConnection, updateRegions} from "./regions.js";
 
 const INTERVAL_MS = 3000;
-const path = document.querySelector("[data-refresh]").dataset.refresh.replace(/^\/console\/api/, "");
+const shown = document.querySelector("[data-refresh]");
+const path = shown.dataset.refresh.replace(/^\/console\/api/, "");
 let timer;
 
 async function refresh() {
@@ -23,4 +25,5 @@ function schedule() {
 }
 
 document.addEventListener("visibilitychange", schedule);
-schedule();
+if ("more" in shown.dataset && !document.hidden) requestAnimationFrame(() => setTimeout(refresh));
+else schedule();

@@ -14,7 +14,7 @@ import pytest
 from app.auth import Role
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
-from app.console.request_regions import FRESH_S, RequestRegions
+from app.console.request_regions import FIRST_ROWS, FRESH_S, RequestRegions
 from app.telemetry import EndedRequest, RequestRecord, RequestTimeline
 from app.usage import RequestFilter
 from app.usage.token_usage import Usage
@@ -212,6 +212,19 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.mark.parametrize("ended", [FIRST_ROWS - 1, FIRST_ROWS + 5])
+async def test_a_page_begins_with_the_rows_of_a_window_and_its_script_gets_the_others(
+    gateway: Gateway, ended: int
+) -> None:
+    ids = [end(gateway) for _ in range(ended)][::-1]
+    async with visiting(gateway, ROOT_KEY) as admin:
+        page = (await admin.get(PAGE)).text
+        shown = re.findall(r'id="request-(\w+)"', page)
+        assert shown == ids[:FIRST_ROWS]
+        assert ("data-more" in page) == (ended > FIRST_ROWS)
+        assert re.findall(r'id="request-(\w+)"', (await regions(admin))["ended"]) == ids
 
 
 async def test_pages_that_show_the_same_share_one_rendering(gateway: Gateway) -> None:

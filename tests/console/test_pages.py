@@ -36,6 +36,8 @@ async def test_a_page_is_small_readable_and_has_no_fault(
         first_view = transfer.total
         show(f"{shown.name}: {first_view / 1024:.1f} KiB")
         assert 0 < first_view < FIRST_VIEW_BYTES, transfer.by_url
+        # The dialog of Ctrl+K is loaded when it is used.
+        assert not [url for url in transfer.by_url if "quick_find" in url]
         await assert_accessible(watched_page)
         await watched_page.show(ZOOMED)
         assert await overflow_of(watched_page.page) == []

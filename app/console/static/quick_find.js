@@ -1,4 +1,4 @@
-// Ctrl+K: finds pages by the navigation, and models, engines, keys and requests by the server.
+// The dialog of Ctrl+K (find_button.js): finds pages by the navigation, and models, engines, keys and requests by the server.
 
 import {ROOT_PATH} from "./addresses.js";
 import {api} from "./api.js";
@@ -70,7 +70,8 @@ async function find() {
   if (mine === asked) show(found, said);
 }
 
-function open() {
+/** Show the dialog, unless it is shown. */
+export function open() {
   if (!dialog.isConnected) document.body.append(dialog);
   if (dialog.open) return;
   document.querySelector(".rail:popover-open")?.hidePopover();
@@ -93,12 +94,3 @@ input.addEventListener("keydown", (event) => {
 });
 // A press outside of the dialog closes it.
 dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-document.addEventListener("keydown", (event) => {
-  if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey) return;
-  if (document.querySelector("dialog[open]")) return;
-  event.preventDefault();
-  open();
-});
-const button = document.getElementById("find-button");
-button.hidden = false;
-button.addEventListener("click", open);

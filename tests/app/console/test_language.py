@@ -174,7 +174,7 @@ async def test_live_parts_are_in_the_language_of_each_viewer(gateway: Gateway) -
 async def test_the_texts_of_scripts_are_a_file_that_may_be_kept(gateway: Gateway) -> None:
     async with visiting(gateway, KEY) as visitor:
         page = await visitor.get("/console/account")
-        static = page.text.partition('href="')[2].partition("/icon.svg")[0]
+        static = page.text.partition('href="')[2].partition("/console.css")[0]
         texts = await visitor.get(f"{static}/texts.zh-CN.js")
     assert texts.headers["content-type"] == "text/javascript; charset=utf-8"
     assert "immutable" in texts.headers["cache-control"]

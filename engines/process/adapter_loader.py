@@ -72,6 +72,7 @@ class AdapterLoader:
     def end_run(self) -> None:
         """Take note that the process was stopped: it did not die of what it was loading."""
         self._loading = None
+        self._status.adapters = {}
 
     async def load(self) -> None:
         """Load and unload until the server has what is wanted, as far as that is possible."""

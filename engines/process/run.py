@@ -426,9 +426,9 @@ class EngineRun:
                 return Failure(guardian.lost)
             return self._explain_exit(exited.result(), guardian.ended_on)
         if failure is None:
-            self._adapters.end_run()
             self._shared.fire(Event.STOP)
             await self._end(guardian, exited, self._shared.grace)
+            self._adapters.end_run()
             self._shared.fire(Event.EXIT)
             return None
         self._on_failure(failure)  # requests are refused from here on

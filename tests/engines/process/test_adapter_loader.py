@@ -178,6 +178,16 @@ class TestFaults:
             deadly, AdapterPhase.FAILED, "the engine died while it loaded it"
         )
 
+    async def test_engine_that_was_stopped_has_no_adapters(
+        self, make: Make, legal: str, tmp_path: Path
+    ) -> None:
+        engine = make()
+        engine.want_adapters({"legal": legal, "gone": str(tmp_path / "gone")})
+        await ready(engine)
+        assert engine.adapters.keys() == {"legal", "gone"}
+        await engine.stop(0.0)
+        assert engine.adapters == {}
+
     async def test_adapter_of_an_engine_that_was_stopped_meanwhile_is_loaded_at_the_next_start(
         self, make: Make, tmp_path: Path
     ) -> None:

@@ -72,10 +72,9 @@ class RequestHints(msgspec.Struct, eq=False):
         The closing bracket of a conversation moves as it grows; the bytes before it stay.
         """
         members = self.body.members
-        prompt = self.salt or bytes(memoryview(members.get("cache_salt", b""))[:most])
+        prompt = self.salt or bytes(members.get("cache_salt", b""))
         if self.adapter is not None:
             prompt = self.adapter.encode() + b"\0" + prompt
-        prompt = prompt[:most]
         for name in PROMPT_MEMBERS:
             if name in members:
                 prompt += memoryview(members[name])[: most - len(prompt)]

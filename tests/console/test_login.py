@@ -79,7 +79,7 @@ async def test_after_the_logout_pages_ask_for_a_key_again(site: Site) -> None:
 
 
 async def test_an_open_page_returns_to_the_login_when_its_key_is_disabled(site: Site) -> None:
-    header = await make_key(site.gateway, "to be disabled", role="admin")
+    header = await make_key(site.gateway, "of an open page", role="admin")
     key = header["authorization"].removeprefix("Bearer ")
     async with fresh_context(site.browser, site.origin) as context:
         await log_in(context, key)
@@ -88,7 +88,7 @@ async def test_an_open_page_returns_to_the_login_when_its_key_is_disabled(site: 
             await page.goto("/console/overview")
             await expect(page.get_by_role("heading", name="Models")).to_be_visible()
             made = await request_as_root("/admin/keys", site.gateway, "GET")
-            (key_id,) = [one["id"] for one in made["data"] if one["name"] == "to be disabled"]
+            (key_id,) = [one["id"] for one in made["data"] if one["name"] == "of an open page"]
             with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):
                 await request_as_root("/admin/keys", site.gateway, "POST", f"/{key_id}/disable")
                 await expect(page).to_have_url(

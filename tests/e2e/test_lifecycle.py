@@ -219,7 +219,7 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
     for thread in threads:
         thread.join(120)
     assert old.process.wait(60) == 0
-    # The stream ended whole, in the old gateway, beside the new one.
+    # The stream ended whole, in the old gateway, while the new one served.
     assert stream.last == "[DONE]"
     assert stream.tokens == 1500
     assert not load.odd
@@ -295,7 +295,7 @@ def test_reload_that_replaces_the_engine_fails_no_request(
     # Who had to wait for an engine would have waited for a load.
     assert max(client.answered) < row["load_s"] / 2
     show(
-        f"reload in {took_s:.1f} s, of which {row['load_s']:.1f} s load beside the old engine: "
+        f"reload in {took_s:.1f} s, of which {row['load_s']:.1f} s load next to the old engine: "
         f"{_told(client.answered)}; one engine takes {row['memory_gib']:.2f} GiB"
     )
 

@@ -66,7 +66,7 @@ class _Completion(_Body):
 
     @property
     def answers(self) -> int:
-        """As many as choices times prompts; embeddings of prompts come beside the texts."""
+        """As many as choices times prompts; embeddings of prompts come with the texts."""
         prompts = elements(self.prompt_embeds) + elements(self.prompt)
         if not prompts:
             raise ValueError("either prompt or prompt_embeds must be provided")

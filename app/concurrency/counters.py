@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 # A line is a name, perhaps labels, a value and perhaps a time; values of labels may hold spaces.
 _LINE = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|num_preemptions_total|kv_cache_usage_perc)"
-    rb"(?:\{[^\n]*\})? ([^ \n]{1,40})",
+    rb"^vllm:(num_requests_running|num_requests_waiting|num_preemptions_total|kv_cache_usage_perc"
+    rb"|request_success_total)(?:\{[^\n]*\})? ([^ \n]{1,40})",
     re.MULTILINE,
 )
 # More than any engine has. A count that is no number of this size is a lie or a fault.
@@ -21,6 +21,7 @@ class EngineCounters:
     running: int  # requests in the batch
     waiting: int  # requests in the engine's own queue
     preemptions: int  # since the engine began
+    ended: int  # requests, since the engine began; 0 if it does not say
     kv_usage: float  # share of the KV cache that requests hold, 0 to 1; of the fullest rank
 
 
@@ -40,6 +41,7 @@ def read_counters(page: bytes) -> EngineCounters | None:
             running=int(sum(found[b"num_requests_running"])),
             waiting=int(sum(found[b"num_requests_waiting"])),
             preemptions=int(sum(found[b"num_preemptions_total"])),
+            ended=int(sum(found.get(b"request_success_total", ()))),
             kv_usage=max(found[b"kv_cache_usage_perc"]),
         )
     except KeyError:

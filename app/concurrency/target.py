@@ -10,14 +10,15 @@ more than it can run:
     growth      Then it grows by a sixteenth of its value at that time, and not at all where the
                 KV cache is nearly full, or where requests were preempted within GROW_AFTER_S.
     waiting     Requests that wait in the engine at two looks in a row, more than a sixteenth of
-                the target: what waits there is taken off, at most half of what the engine has. That
-                sixteenth is what fills a place in the batch at once.
+                the target and more than end in REFILL_S: what waits there is taken off, at most
+                half of what the engine has. These few fill a place in the batch at once.
     preemption  The KV cache was too small for those in the batch, and work is lost: the target
                 falls to PREEMPTED_RATIO of what the engine had.
 
-After it fell it stays for SETTLE_S: the requests that are too many have to end first. Additive
-growth and multiplicative decrease are what TCP does (RFC 5681), and for the same reasons: several
-gateways at one engine come to equal parts, and no bound has to be known.
+After it fell it stays for SETTLE_S: the requests that are too many have to end first. It stays,
+too, while the counters do: they are an answer from a cache, or the engine hangs. Additive growth
+and multiplicative decrease are what TCP does (RFC 5681), and for the same reasons: several gateways
+at one engine come to equal parts, and no bound has to be known.
 """
 
 import math
@@ -35,6 +36,9 @@ SETTLE_S = 3.0
 GROW_AFTER_S = 10.0
 # Of the target: the step of growth, and the requests that may wait in the engine.
 STEP_RATIO = 16
+# Until a place in the batch has a request that waited in the gateway. Short answers leave so many
+# places in that time that the batch would lack some.
+REFILL_S = 0.1
 
 
 def initial_target(max_concurrency: float | None) -> int:
@@ -53,7 +57,8 @@ class ConcurrencyTarget:
     def __init__(self, first: int) -> None:
         self.value = first
         self._step: int | None = None  # None: the search goes on
-        self._preemptions: int | None = None  # at the last look
+        self._last: EngineCounters | None = None
+        self._looked_at = -math.inf
         self._crowded = 0  # looks in a row with too many waiting in the engine
         self._settled_at = self._grows_at = -math.inf
 
@@ -62,14 +67,18 @@ class ConcurrencyTarget:
 
         `queued`: requests wait in the gateway for the model of this engine.
         """
-        before, self._preemptions = self._preemptions, counters.preemptions
-        # Fewer than before: the engine began anew.
-        preempted = before is not None and counters.preemptions > before
+        if counters == self._last:
+            return self.value
+        last, self._last = self._last or counters, counters
+        since_s, self._looked_at = now - self._looked_at, now
+        # Fewer of either than before: the engine began anew.
+        preempted = counters.preemptions > last.preemptions
+        ended = max(counters.ended - last.ended, 0)
         if preempted:
             self._grows_at = now + GROW_AFTER_S
         # Where the target is above what is there, it is this that was too much.
         present = min(self.value, counters.running + counters.waiting)
-        slack = max(present // STEP_RATIO, 1)
+        slack = max(present // STEP_RATIO, math.ceil(ended * REFILL_S / max(since_s, REFILL_S)), 1)
         self._crowded = self._crowded + 1 if counters.waiting > slack else 0
         if now < self._settled_at:
             self._crowded = 0

@@ -52,7 +52,9 @@ class SimulatedEngine:
 
     def counters(self) -> EngineCounters:
         usage = self._held / self.kv_tokens
-        return EngineCounters(len(self.running), len(self.waiting), self.preemptions, usage)
+        return EngineCounters(
+            len(self.running), len(self.waiting), self.preemptions, self.ended, usage
+        )
 
     def step(self) -> float:
         """Run one step; return the seconds that it takes."""

@@ -20,11 +20,17 @@ vllm:kv_cache_usage_perc{engine="1",model_name="a {b} c"} 0.5
 vllm:num_preemptions_total{engine="0",model_name="a {b} c"} 2.0
 vllm:num_preemptions_total{engine="1",model_name="a {b} c"} 5.0
 vllm:num_preemptions_created{engine="0",model_name="a {b} c"} 1.7e+09
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="a {b} c"} 40.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="a {b} c"} 1.0
+vllm:request_success_total{engine="1",finished_reason="stop",model_name="a {b} c"} 30.0
 """
 
 
 def test_ranks_count_together_and_the_fullest_cache_counts() -> None:
-    assert read_counters(PAGE) == EngineCounters(running=7, waiting=1, preemptions=7, kv_usage=0.5)
+    assert read_counters(PAGE) == EngineCounters(
+        running=7, waiting=1, preemptions=7, ended=71, kv_usage=0.5
+    )
 
 
 @pytest.mark.parametrize("name", [b"running", b"waiting{", b"preemptions_total", b"kv_cache"])
@@ -43,6 +49,6 @@ def test_pages_without_labels_and_of_others() -> None:
         b"vllm:num_requests_running 1\nvllm:num_requests_waiting 2 1700000000000\n"
         b"vllm:num_preemptions_total 3\nvllm:kv_cache_usage_perc 0.125"
     )
-    assert read_counters(page) == EngineCounters(1, 2, 3, 0.125)
+    assert read_counters(page) == EngineCounters(1, 2, 3, 0, 0.125)
     assert read_counters(b"") is None
     assert read_counters(b"sglang:num_running_reqs 1.0\n" * 1000) is None

@@ -36,7 +36,8 @@ class ReportingEngine(FakeEngine):
             return self.page
         return (
             b"vllm:num_requests_running 8.0\nvllm:num_requests_waiting %d.0\n"
-            b"vllm:num_preemptions_total 0.0\nvllm:kv_cache_usage_perc 0.1\n" % self.waiting
+            b"vllm:num_preemptions_total 0.0\nvllm:kv_cache_usage_perc 0.1%d\n"
+            % (self.waiting, self.looks)
         )
 
 

@@ -21,13 +21,8 @@ from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
 from app.request_body.content_coding import as_utf8
 from app.request_body.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
 from app.request_body.json_faults import JsonFault, LoneSurrogate
-from app.request_body.json_scan import (
-    JsonBounds,
-    JsonScanner,
-    Kind,
-    Member,
-    find_lone_surrogate,
-)
+from app.request_body.json_scan import JsonBounds, JsonScanner, Kind, Member
+from app.request_body.json_strings import find_lone_surrogate
 from app.request_body.media_rules import (
     NO_ADDRESSES,
     AddressedMedia,

@@ -6,18 +6,8 @@ keeps no copy of a value, and stops at the first fault or bound. It accepts what
 `msgspec.json.Decoder(dict[str, msgspec.Raw])` accepts, within the bounds, if strings are UTF-8 and
 no two members of the body's own object have names that are equal but for their case.
 
-**Syntax.** What has been read of a body, however long, matters to the rest only through its open
-brackets and the last token. So a short text can stand for it, here called the prefix: the open
-brackets and placeholders, as `{"":[[` or `{"":{"":""`. Prefix, window and closing brackets (the
-suffix) together are a small JSON document, which is valid exactly if the window may follow what
-was read, and msgspec parses it in C, a window at a time.
-
-    last token   prefix in an array, suffix    prefix in an object, suffix
-    [ or {       [            ]                {           }
-    ,            ["",         ""]              {"":"",     "":""}
-    a name                                     {""         :""}
-    :                                          {"":        ""}
-    a value      [""          ]                {"":""      }
+**Syntax.** A short text, the prefix, stands for what has been read; with it, msgspec parses each
+window (`json_window`).
 
 **Brackets and counts.** With strings reduced to a quotation mark each and whitespace left out, a
 text is its outline. The running sum of +1 and -1 for the brackets of an outline is the depth after
@@ -40,8 +30,7 @@ and that bracket is found in the text by its number.
 length does not matter. A number, a literal, or a name of the body's own object is kept and read
 again with the next window; their lengths are bounded (`MAX_NUMBER`, `MAX_NAME`).
 
-Every unbounded repetition in a pattern is possessive or atomic: linear time on any input. Those of
-groups are atomic, because re before Python 3.11.5 matches possessive ones wrongly.
+The repetitions of the patterns are possessive: linear time on any input.
 """
 
 import codecs
@@ -53,7 +42,6 @@ from itertools import accumulate
 import msgspec
 
 from app.request_body.json_faults import (
-    LoneSurrogate,
     NestedTooDeep,
     NotAnObject,
     NotJson,
@@ -62,6 +50,15 @@ from app.request_body.json_faults import (
     TooManyMembers,
     TooManyValues,
 )
+from app.request_body.json_strings import (
+    WHITESPACE,
+    cut_escape,
+    end_of_content,
+    end_of_match,
+    outline_of,
+    without_escapes,
+)
+from app.request_body.json_window import AFTER_BODY, Window, check_syntax, frame
 
 # Longer pieces are read in windows of this size.
 WINDOW = 64 * 1024
@@ -125,7 +122,6 @@ class _State(enum.Enum):
     IN_VALUE = enum.auto()
 
 
-_WHITESPACE = b" \t\n\r"
 _SCALAR = b"-+.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -133,41 +129,11 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _FIRST_OF_VALUE = b'"[{tfn'
 _NUMBERS = bytes.maketrans(b"-123456789[:", b"0000000000,,")
 
-_HEX = rb"[0-9a-fA-F]"
-_ESCAPE = (
-    rb'\\(?:["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F]%b{3}|[dD][0-7]%b{2}'
-    rb"|[dD][89abAB]%b{2}\\u[dD][c-fC-F]%b{2}))" % ((_HEX,) * 4)
-)
-_CONTENT = rb'[^"\\\x00-\x1f]*+(?>(?:%b[^"\\\x00-\x1f]*+)*)' % _ESCAPE
-_content = re.compile(_CONTENT)
-# From a place in a string on, which may be within an escape, or between two of a pair.
-_content_from_within = re.compile(
-    rb'[^"\\\x00-\x1f]*+(?>(?:\\u[dD][c-fC-F]%b{2})?)%b' % (_HEX, _CONTENT)
-)
-_MAX_CUT = 11  # of two escapes for one character, without the last digit
-_partial_escape = re.compile(
-    rb"(?:\\(?:u(?:%b{0,3}|[dD][89abAB]%b{2}(?:\\(?:u(?:[dD](?:[c-fC-F]%b?)?)?)?)?)?)?)?"
-    % ((_HEX,) * 3)
-)
-# The escape of one half of a pair without the other, where no backslash is escaped.
-_lone_surrogate = re.compile(
-    rb"\\u(?:[dD][89abAB]..(?!\\u[dD][c-fC-F])|[dD][c-fC-F](?<!\\u[dD][89abAB]..\\u[dD].))",
-    re.DOTALL,
-)
 _scalar = re.compile(rb"[-+.0-9a-zA-Z]*+")
 _between = re.compile(rb"[ \t\n\r{},]*+")
 _before_value = re.compile(rb"[ \t\n\r:]*+")
 _before_item = re.compile(rb"[ \t\n\r]*+")
-# This many brackets and the characters before each, in a text without escapes.
-_brackets = [
-    (count, re.compile(rb'(?>(?:[^"\[\]{}]*+(?>(?:"[^"]*+"[^"\[\]{}]*+)*)[\[\]{}]){%d})' % count))
-    for count in (512, 64, 8, 1)
-]
-_byte_of_error = re.compile(r"\(byte (\d+)\)")
-
 _name = msgspec.json.Decoder(str)
-_document = msgspec.json.Decoder(msgspec.Raw)
-_array = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class JsonScanner:
@@ -180,7 +146,7 @@ class JsonScanner:
         self._in_string = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._open = b""  # brackets, the body's own first
-        self._prefix = b""  # see the module's docstring; `{}` after the end of the body
+        self._prefix = b""  # see `json_window`; `{}` after the end of the body
         self._values = 0
         self._numbers = 0
         self._state = _State.BETWEEN
@@ -204,7 +170,7 @@ class JsonScanner:
 
     def finish(self) -> list[Member]:
         """Return the members in the order of the body. Raises JsonFault if it is not whole."""
-        if self._prefix != _AFTER_BODY or self._rest:
+        if self._prefix != AFTER_BODY or self._rest:
             raise NotJson(self._offset, "unexpected end")
         return self._members
 
@@ -223,13 +189,13 @@ class JsonScanner:
             start = self._read_on_in_string(text, origin)
             if self._in_string:
                 return
-        elif not self._prefix and text.lstrip(_WHITESPACE)[:1] not in (b"", b"{"):
+        elif not self._prefix and text.lstrip(WHITESPACE)[:1] not in (b"", b"{"):
             raise NotAnObject("the body must be a JSON object")
-        if _end_of(_scalar, text, start) - start > MAX_NUMBER:
+        if end_of_match(_scalar, text, start) - start > MAX_NUMBER:
             raise TokenTooLong("number", MAX_NUMBER)
-        plain = _without_escapes(text)
+        plain = without_escapes(text)
         end = self._cut(text, plain, start, origin)
-        outline = _outline(plain[start:end])
+        outline = outline_of(plain[start:end])
         brackets = outline.translate(None, _NOT_BRACKETS)
         depths = self._depths(brackets)
         if self._in_string:
@@ -240,16 +206,16 @@ class JsonScanner:
         if not outline:
             return
         open_before, prefix_before = self._open, self._prefix
-        read = _outline(prefix_before) + outline
+        read = outline_of(prefix_before) + outline
         self._open = bytes(
             brackets[at] if (at := depths.rfind(level)) >= 0 else open_before[level]
             for level in range(depths[-1])
         )
-        self._prefix, suffix = _frame(self._open, read)
+        self._prefix, suffix = frame(self._open, read)
         suffix = b'""' * self._in_string + suffix
-        _check_syntax(prefix_before, text[start:end], suffix, origin + start)
+        check_syntax(prefix_before, text[start:end], suffix, origin + start)
         self._count(read, outline)
-        window = _Window(
+        window = Window(
             text=text,
             plain=plain,
             end=end,
@@ -266,9 +232,9 @@ class JsonScanner:
 
     def _read_on_in_string(self, text: bytes, origin: int) -> int:
         """Return the end of the open string, or of the part of it that has arrived."""
-        end = _end_of_content(text)
+        end = end_of_content(text)
         if text[end : end + 1] != b'"':
-            self._rest = _cut_escape(text, end, origin)
+            self._rest = cut_escape(text, end, origin)
             return end
         self._in_string = False
         if len(self._open) == 1:
@@ -280,7 +246,7 @@ class JsonScanner:
         if plain.count(b'"', start) % 2:
             end = plain.rindex(b'"')
             begun = end + 1
-            self._rest = _cut_escape(text, begun + _end_of_content(text[begun:]), origin)
+            self._rest = cut_escape(text, begun + end_of_content(text[begun:]), origin)
             self._in_string = True
             return end
         end = start + len(text[start:].rstrip(_SCALAR))
@@ -319,7 +285,7 @@ class JsonScanner:
         if self._numbers > self._bounds.numbers:
             raise TooManyValues(f"the body holds over {self._bounds.numbers} numbers")
 
-    def _read_members(self, window: "_Window", at: int) -> None:
+    def _read_members(self, window: Window, at: int) -> None:
         """Find names, values and items in a window whose syntax is known to be good."""
         text, end = window.text, window.end
         if self._state is _State.IN_VALUE:
@@ -327,18 +293,18 @@ class JsonScanner:
         while at < end:
             match self._state:
                 case _State.BETWEEN:
-                    at = _end_of(_between, text, at)
+                    at = end_of_match(_between, text, at)
                     if at < end:
                         at = self._read_name(window, at)
                 case _State.BEFORE_VALUE:
-                    at = _end_of(_before_value, text, at)
+                    at = end_of_match(_before_value, text, at)
                     if at < end:
                         self._begin_member(text[at], window.origin + at)
                         at = self._read_value(window, at)
                 case _State.IN_VALUE:
                     at = self._read_nested(window, at, len(window.open_before) - 1)
 
-    def _read_name(self, window: "_Window", at: int) -> int:
+    def _read_name(self, window: Window, at: int) -> int:
         end = window.end_of_string(at)
         if end - at - 2 > MAX_NAME:
             raise TokenTooLong("name", MAX_NAME)
@@ -353,18 +319,18 @@ class JsonScanner:
         self._state = _State.BEFORE_VALUE
         return end
 
-    def _read_value(self, window: "_Window", at: int) -> int:
+    def _read_value(self, window: Window, at: int) -> int:
         match self._members[-1].kind:
             case Kind.ARRAY | Kind.OBJECT:
                 return self._read_nested(window, at, 0)
             case Kind.STRING:
                 at = window.end_of_string(at)
             case _:
-                at = _end_of(_scalar, window.text, at)
+                at = end_of_match(_scalar, window.text, at)
         self._end_member(window.origin + at)
         return at
 
-    def _read_nested(self, window: "_Window", at: int, levels: int) -> int:
+    def _read_nested(self, window: Window, at: int, levels: int) -> int:
         """Read an array or object, of which `levels` brackets were opened before the window."""
         ended = window.end_of_nested()
         end = window.end if ended is None else ended
@@ -377,10 +343,10 @@ class JsonScanner:
             self._end_member(window.origin + end)
         return end
 
-    def _read_first_item(self, window: "_Window", at: int) -> None:
+    def _read_first_item(self, window: Window, at: int) -> None:
         member = self._members[-1]
         if member.kind is Kind.ARRAY and member.item_kind is None:
-            at = _end_of(_before_item, window.text, at)
+            at = end_of_match(_before_item, window.text, at)
             if (first := window.text[at : at + 1]) not in (b"", b"]"):
                 member.item_kind = Kind.of(first[0])
                 member.items = 1
@@ -393,139 +359,3 @@ class JsonScanner:
     def _end_member(self, end: int) -> None:
         self._members[-1].end = end
         self._state = _State.BETWEEN
-
-
-class _Window(msgspec.Struct):
-    """Bytes that were parsed, with the state of the body before and after them."""
-
-    text: bytes
-    plain: bytes  # `text` without escapes
-    end: int  # of the parsed part of `text`
-    origin: int  # of `text` in the body
-    open_before: bytes
-    prefix_before: bytes
-    suffix: bytes
-    depths: bytes  # before the first bracket and after each
-    after_bracket: int  # an offset in `text`
-    brackets: int = 0  # of the window, before that offset
-
-    def end_of_string(self, at: int) -> int:
-        """Return the offset after the string that begins at `at`."""
-        return self.plain.index(b'"', at + 1) + 1
-
-    def end_of_nested(self) -> int | None:
-        """Return the next offset where an array or object of a member ends, or None."""
-        before = self.depths.find(_END_OF_NESTED, self.brackets)
-        if before < 0:
-            return None
-        missing = before + 1 - self.brackets
-        for count, pattern in _brackets:
-            while missing >= count:
-                self.after_bracket = _end_of(pattern, self.plain, self.after_bracket)
-                missing -= count
-        self.brackets = before + 1
-        return self.after_bracket
-
-    def separators(self, at: int, end: int, levels: int, *, ended: bool) -> int:
-        """Return the number of commas between an array's own items in `text[at:end]`."""
-        new = self.text[at:end]
-        if levels < 2 and new.find(b"[", levels == 0) < 0 and b"{" not in new and b'"' not in new:
-            return new.count(b",")
-        prefix = self.prefix_before[len(b'{"":') :] if levels else b""
-        items = _array.decode(prefix + new + (b"" if ended else self.suffix[: -len(b"}")]))
-        return max(len(items) - 1, 0) - (prefix == b'["",')
-
-
-# Depths where an array or object of the body's own object ends.
-_END_OF_NESTED = b"\2\1"
-_AFTER_BODY = b"{}"
-_FRAMES = {  # the table above, by the innermost bracket and the last token
-    b"[[": (b"[", b"]"),
-    b"[,": (b'["",', b'""]'),
-    b"[": (b'[""', b"]"),
-    b"{{": (b"{", b"}"),
-    b"{,": (b'{"":"",', b'"":""}'),
-    b'{"': (b'{""', b':""}'),
-    b"{:": (b'{"":', b'""}'),
-    b"{": (b'{"":""', b"}"),
-}
-
-
-def _frame(still_open: bytes, read: bytes) -> tuple[bytes, bytes]:
-    """Return the text that stands for the bytes read so far, and the text that closes it."""
-    if not still_open:
-        return _AFTER_BODY if read else b"", b""
-    *outer, inner = (still_open[at : at + 1] for at in range(len(still_open)))
-    last = read[-1:]
-    if last == b'"' and read[-2:-1] not in (b"{", b","):
-        last = b""  # a value, or a name without a comma before it, which msgspec will see
-    begun, ended = _FRAMES.get(inner + last) or _FRAMES[inner]
-    before = b"".join(b"[" if bracket == b"[" else b'{"":' for bracket in outer)
-    after = b"".join(b"]" if bracket == b"[" else b"}" for bracket in reversed(outer))
-    return before + begun, ended + after
-
-
-def _check_syntax(prefix: bytes, new: bytes, suffix: bytes, offset: int) -> None:
-    """Raise NotJson unless `new`, at `offset`, may follow what `prefix` stands for."""
-    try:
-        _document.decode(prefix + new + suffix)
-    except msgspec.DecodeError as error:
-        if (at := find_lone_surrogate(new)) is not None:
-            raise LoneSurrogate(offset + at) from None
-        found = _byte_of_error.search(str(error))
-        at = int(found[1]) - len(prefix) if found else len(new)
-        raise NotJson(offset + min(max(at, 0), len(new))) from None
-
-
-def _end_of_content(text: bytes) -> int:
-    """Return the end of the part of a string that has arrived: a quote, a cut escape, a fault.
-
-    msgspec reads it several times as fast as a pattern, which finds the fault where there is one.
-    """
-    end = _without_escapes(text).find(b'"')
-    if end < 0:
-        end = _start_of_cut_escape(text)
-    try:
-        _document.decode(b'"%b"' % text[:end])
-    except msgspec.DecodeError:
-        return _end_of(_content, text, 0)
-    return end
-
-
-def _start_of_cut_escape(text: bytes) -> int:
-    """Return where valid text of a string has the escape that its end cuts; its end if none."""
-    at = max(len(text) - _MAX_CUT, 0)
-    backslashes = at - len(text[:at].rstrip(b"\\"))
-    return _end_of(_content_from_within, text, min(at + backslashes % 2, len(text)))
-
-
-def _cut_escape(text: bytes, at: int, origin: int) -> bytes:
-    """Return the escape that the end of the text cuts, if any. Raises NotJson on anything else."""
-    if not _partial_escape.fullmatch(text, at):
-        if _lone_surrogate.match(text, at):
-            raise LoneSurrogate(origin + at)
-        raise NotJson(origin + at)
-    return text[at:]
-
-
-def find_lone_surrogate(text: bytes) -> int | None:
-    """Return the offset of the first half of a surrogate pair without the other half, if any."""
-    found = _lone_surrogate.search(text.replace(rb"\\", b"__"))
-    return found.start() if found else None
-
-
-def _without_escapes(text: bytes) -> bytes:
-    """Return a text of the same length in which each quotation mark begins or ends a string."""
-    if b'\\"' not in text:
-        return text
-    return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-
-
-def _outline(plain: bytes) -> bytes:
-    return b'"'.join(plain.split(b'"')[::2]).translate(None, _WHITESPACE)
-
-
-def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
-    """Return the end of a match at `at`, or `at` if there is none."""
-    found = pattern.match(text, at)
-    return found.end() if found else at

@@ -64,7 +64,7 @@ from app.sharing import LoadSharing, load_sharing_on
 from app.stored import StoredResponses
 from app.telemetry import RecentRequests, TracedRequests
 from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import Metrics, ScrapedValues
 from app.telemetry.traces import tracer_for
 from app.usage import Budgets, Ledger, RequestHistory
 from app.usage.alerts import Alerts
@@ -428,23 +428,21 @@ def _engine_alerts(
 
 def _watch(application: Application, output: Output) -> None:
     """Have the metrics read at each scrape what the parts know."""
-    metrics, catalogue, admission = (
-        application.metrics,
-        application.catalogue,
-        application.admission,
-    )
+    values = ScrapedValues(application.metrics)
+    catalogue, admission = application.catalogue, application.admission
     if application.tracer is not None:
-        metrics.watch_spans(application.tracer.counts)
-    metrics.watch_log(lambda: output.lost)
-    metrics.watch_engines(lambda: engine_states(catalogue), [str(s) for s in EngineState])
-    metrics.watch_figures(lambda: engine_figures(catalogue))
-    metrics.watch_discovery(application.servers.counts)
-    metrics.watch_queues(admission.queue_limits)
-    metrics.watch_fairness(admission.fairness)
-    metrics.watch_scaling(application.autoscaler.wanted)
-    metrics.watch_concurrency(application.concurrency_tuner.targets)
-    metrics.watch_in_flight(admission.in_flight_by_model)
-    metrics.watch_budgets(application.budgets.usage_levels)
-    metrics.watch_ledger(lambda: application.ledger.pending)
-    metrics.watch_loop(application.loop_lag.read)
-    metrics.watch_models(lambda: ((model.name, model.on_demand) for model in catalogue.models))
+        values.watch_spans(application.tracer.counts)
+    values.watch_log(lambda: output.lost)
+    engines = application.metrics.engines
+    engines.watch_states(lambda: engine_states(catalogue), [str(s) for s in EngineState])
+    engines.watch_figures(lambda: engine_figures(catalogue))
+    values.watch_discovery(application.servers.counts)
+    values.watch_queues(admission.queue_limits)
+    values.watch_fairness(admission.fairness)
+    values.watch_scaling(application.autoscaler.wanted)
+    values.watch_concurrency(application.concurrency_tuner.targets)
+    values.watch_in_flight(admission.in_flight_by_model)
+    values.watch_budgets(application.budgets.usage_levels)
+    values.watch_ledger(lambda: application.ledger.pending)
+    values.watch_loop(application.loop_lag.read)
+    values.watch_models(lambda: ((model.name, model.on_demand) for model in catalogue.models))

@@ -24,7 +24,7 @@ from app.server.listen import BACKLOG
 from app.settings import ServerSettings
 from app.telemetry import RequestRecord
 from app.telemetry.logs import new_id
-from app.telemetry.metrics import NO_ENDPOINT, Metrics
+from app.telemetry.metrics import NO_ENDPOINT, Metrics, ScrapedValues
 
 # Connections of the metrics port: one Prometheus, and people who view the page.
 MAX_SCRAPERS = 64
@@ -126,13 +126,14 @@ def gateway_server(application: Application, certificate: Certificate | None = N
     config = _config(application.asgi, connection, settings, lifespan="on")
     if settings.tls is not None and settings.tls.hsts_s is not None:
         config.headers.append(("strict-transport-security", f"max-age={settings.tls.hsts_s}"))
+    values = ScrapedValues(metrics)
     if certificate is None:
         server = HttpServer(config, connection)
     else:
         server = HttpsServer(config, connection, certificate, metrics)
-        metrics.watch_certificate(lambda: certificate.expires.timestamp())
+        values.watch_certificate(lambda: certificate.expires.timestamp())
     connections = server.server_state.connections
-    metrics.watch_connections(lambda: len(connections), settings.max_connections)
+    values.watch_connections(lambda: len(connections), settings.max_connections)
     return server
 
 

@@ -35,7 +35,7 @@ from app.sharing.report import (
     verify,
 )
 from app.sharing.shared_engines import SharedEngines
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import Metrics, ScrapedValues
 
 if TYPE_CHECKING:  # redis-py is imported only where there is Redis
     from app.redis.connection import RedisConnection
@@ -96,7 +96,7 @@ class LoadSharing:
         self._available: bool | None = None  # None: not known yet
         self._renamed_at = -inf
         self._logged_at: dict[str, float] = {}  # the latest warning, by its text
-        metrics.watch_load_sharing(
+        ScrapedValues(metrics).watch_load_sharing(
             lambda: len(self._gateways), self._engines.elsewhere, lambda: self.available
         )
 

@@ -1,8 +1,9 @@
 """Prometheus metrics: the gateway's own series, and the engines' pages merged into one.
 
 `gateway_series` declares the series, `buckets` the bounds of histograms, `series` implements
-counters, gauges and histograms, `engine_series` describes the engines at a scrape, `merged_page`
-builds /metrics/engines, and `event_loop_lag` measures how late timers fire.
+counters, gauges and histograms, `scraped_values` has values read at a scrape, `engine_series` those
+of engines, `merged_page` builds /metrics/engines, and `event_loop_lag` measures how late timers
+fire.
 """
 
 from app.telemetry.metrics.buckets import DURATION_BUCKETS, TTFT_BUCKETS
@@ -14,6 +15,7 @@ from app.telemetry.metrics.gateway_series import (
     Metrics,
 )
 from app.telemetry.metrics.merged_page import TEXT_FORMAT, MalformedPage, MergedPage, MergeSteps
+from app.telemetry.metrics.scraped_values import ScrapedValues
 from app.telemetry.metrics.series import Buckets
 from app.telemetry.metrics.totals import ModelTotals, Totals, read_model_totals, read_totals
 
@@ -31,6 +33,7 @@ __all__ = [
     "MergedPage",
     "Metrics",
     "ModelTotals",
+    "ScrapedValues",
     "Totals",
     "read_model_totals",
     "read_totals",

@@ -4,7 +4,6 @@ Labels are bounded: a model is a name of the configuration or "unknown", an endp
 allow-list, a status one of HTTP's. Text that a client makes up never becomes a label.
 """
 
-from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from app.telemetry.metrics.buckets import (
     RATIO_BUCKETS,
     TTFT_BUCKETS,
 )
-from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
+from app.telemetry.metrics.engine_series import EngineSeries
 from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry, create_series
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 
@@ -306,7 +305,7 @@ class Metrics:
     ]
 
     # Engines and models
-    _engines: EngineSeries
+    engines: EngineSeries
     engine_load: Annotated[
         Histogram,
         "gateway_engine_load_seconds",
@@ -459,141 +458,6 @@ class Metrics:
         for model, counts in self._token_counts.items():
             for kind, count in zip(TOKEN_KINDS, counts, strict=True):
                 self.tokens.values[model, kind] = count
-
-    # Values that are read at a scrape
-
-    def watch_engines(
-        self, read: Callable[[], Iterable[tuple[str, str, str]]], states: list[str]
-    ) -> None:
-        """Export the state of engines; `read` returns (model, engine, state) for each."""
-        self._engines.watch_states(read, states)
-
-    def watch_figures(self, read: Callable[[], Iterable[EngineFigures]]) -> None:
-        """Export the figures of engines; `read` returns one for each engine."""
-        self._engines.watch_figures(read)
-
-    def watch_in_flight(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        """Export the requests in flight; `read` returns (model, requests) pairs."""
-        gauge = self.requests_in_flight
-
-        def set_in_flight() -> None:
-            gauge.values = dict.fromkeys(gauge.values, 0)
-            for model, count in read():
-                gauge.add((model,), count)
-
-        self.registry.before_scrape(set_in_flight)
-
-    def watch_queues(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        """Export the queue limits; `read` returns (model, limit) pairs."""
-        self._watch_models(self.queue_limit, read)
-
-    def watch_fairness(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        """Export how evenly keys are served; `read` returns (model, index) pairs."""
-
-        def set_values() -> None:
-            self.queue_fairness.values = {(model,): index for model, index in read()}
-
-        self.registry.before_scrape(set_values)
-
-    def watch_scaling(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        """Export what scaling has decided; `read` returns (model, number of engines) pairs."""
-        self._watch_models(self.engines_wanted, read)
-
-    def watch_concurrency(self, read: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
-        """Export the targets that were found; `read` returns (model, engine, requests)."""
-
-        def set_values() -> None:
-            self.engine_concurrency_target.values = {
-                (model, engine): target for model, engine, target in read()
-            }
-
-        self.registry.before_scrape(set_values)
-
-    def watch_models(self, read: Callable[[], Iterable[tuple[str, bool]]]) -> None:
-        """Export which models are on demand; `read` returns (model, on demand) pairs."""
-        self._watch_models(self.model_on_demand, read)
-
-    def watch_discovery(self, read: Callable[[], Iterable[tuple[str, int, int, int]]]) -> None:
-        """Export what is discovered.
-
-        `read` returns for each model its name, servers listed and serving, and failing sources.
-        """
-
-        def set_values() -> None:
-            counts = list(read())
-            self.discovered_servers.values = {
-                (model, state): number
-                for model, listed, serving, _ in counts
-                for state, number in (("listed", listed), ("serving", serving))
-            }
-            self.discovery_sources_failing.values = {
-                (model,): failing for model, _, _, failing in counts
-            }
-
-        self.registry.before_scrape(set_values)
-
-    def _watch_models(self, gauge: Gauge, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        def set_values() -> None:
-            gauge.values = {(model,): int(value) for model, value in read()}
-
-        self.registry.before_scrape(set_values)
-
-    def watch_budgets(self, read: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
-        """Export the budgets; `read` returns (window, nearly used, exhausted) for each window."""
-
-        def set_budgets() -> None:
-            for window, nearly_used, exhausted in read():
-                self.budgets_nearly_used.set((window,), nearly_used)
-                self.budgets_exhausted.set((window,), exhausted)
-
-        self.registry.before_scrape(set_budgets)
-
-    def watch_load_sharing(
-        self,
-        gateways: Callable[[], int],
-        elsewhere: Callable[[], Iterable[tuple[str, str, int]]],
-        available: Callable[[], bool],
-    ) -> None:
-        """Export what other gateways report; `elsewhere` returns (model, engine, requests)."""
-
-        def set_load() -> None:
-            self.load_sharing_gateways.set((), gateways())
-            self.load_sharing_available.set((), available())
-            self.engine_in_flight_elsewhere.values = {
-                (model, engine): count for model, engine, count in elsewhere()
-            }
-
-        self.registry.before_scrape(set_load)
-
-    def watch_ledger(self, pending: Callable[[], int]) -> None:
-        """Export the number of usage records that are not yet in the database."""
-        self.registry.before_scrape(lambda: self.usage_records_pending.set((), pending()))
-
-    def watch_connections(self, count_open: Callable[[], int], limit: int) -> None:
-        """Export the open client connections and their maximum."""
-        self.connections_limit.set((), limit)
-        self.registry.before_scrape(lambda: self.connections.set((), count_open()))
-
-    def watch_certificate(self, read: Callable[[], float]) -> None:
-        """Export when the certificate expires; `read` returns a Unix time."""
-        self.registry.before_scrape(lambda: self.tls_certificate_expiry.set((), read()))
-
-    def watch_spans(self, read: Callable[[], tuple[int, int]]) -> None:
-        """Export the trace spans, counted in another thread; `read` returns exported, dropped."""
-
-        def set_spans() -> None:
-            exported, dropped = read()
-            self.trace_spans.values = {("exported",): exported, ("dropped",): dropped}
-
-        self.registry.before_scrape(set_spans)
-
-    def watch_loop(self, lag_s: Callable[[], float]) -> None:
-        """Export the lag of the event loop."""
-        self.registry.before_scrape(lambda: self.event_loop_lag.set((), lag_s()))
-
-    def watch_log(self, lost: Callable[[], int]) -> None:
-        """Export the number of lost log lines, counted in another thread."""
-        self.registry.before_scrape(lambda: self.log_lines_lost.values.update({(): lost()}))
 
     def exposition(self) -> bytes:
         """Return the page of GET /metrics, in Prometheus's text format 0.0.4."""

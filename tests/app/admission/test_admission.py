@@ -19,7 +19,7 @@ from app.admission import Admission, Permit, model_queue
 from app.admission.fair_queue import QueueEntry
 from app.errors import EngineOverloaded, EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import Metrics, ScrapedValues
 from engines.base import ChangeNotifier
 from tests.waiting import PATIENCE_S, run_pending_tasks
 
@@ -92,7 +92,7 @@ def scenario(ready: int = 1, **queue: Any) -> Scenario:
     admission = Admission(
         metrics, queues, lambda _, slots: int(slots) * max(engines[0], 1), changes
     )
-    metrics.watch_in_flight(admission.in_flight_by_model)
+    ScrapedValues(metrics).watch_in_flight(admission.in_flight_by_model)
     return Scenario(admission, metrics, engines, changes)
 
 

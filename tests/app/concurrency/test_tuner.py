@@ -11,7 +11,7 @@ from app.concurrency.target import LEAST_FIRST, MAX_TARGET
 from app.concurrency.tuner import MAX_FAILED_LOOKS
 from app.routing import Catalogue, Model, Replica
 from app.settings import QueueSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import Metrics, ScrapedValues
 from engines.base import EngineFacts, EngineNotReady, EngineState
 from tests.app.routing.fakes import FakeEngine
 from tests.waiting import run_pending_tasks
@@ -55,7 +55,7 @@ class Scenario:
             self.catalogue.changes,
         )
         self.tuner = ConcurrencyTuner(self.catalogue, self.admission)
-        self.metrics.watch_concurrency(self.tuner.targets)
+        ScrapedValues(self.metrics).watch_concurrency(self.tuner.targets)
         self._end = asyncio.Event()
         self._requests: list[asyncio.Task[None]] = []
 

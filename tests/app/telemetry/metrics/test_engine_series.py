@@ -57,7 +57,7 @@ def test_missing_figures_have_no_series() -> None:
 def test_figures_are_read_at_each_scrape() -> None:
     engines: list[EngineFigures] = []
     metrics = Metrics()
-    metrics.watch_figures(lambda: engines)
+    metrics.engines.watch_figures(lambda: engines)
     engines.append(figures(restarts=7))
     assert metrics.registry.get_sample_value("gateway_engine_restarts_total", LABELS) == 7
     assert b"gateway_engine_restarts_total" in metrics.exposition()
@@ -66,7 +66,7 @@ def test_figures_are_read_at_each_scrape() -> None:
 def test_current_state_is_1_and_the_others_are_0() -> None:
     states = {"demo-0": "ready", "demo-1": "failed"}
     metrics = Metrics()
-    metrics.watch_engines(
+    metrics.engines.watch_states(
         lambda: [("demo", engine, state) for engine, state in states.items()], ["ready", "failed"]
     )
 

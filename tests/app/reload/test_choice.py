@@ -11,8 +11,8 @@ from app.fleet.engine_plan import initial_engines
 from app.fleet.takeover import EngineSnapshot, MachineResources
 from app.reload.choice import EngineLayout, choose_takeovers, placement_request
 from app.reload.difference import Difference, difference
-from app.settings import Settings
 from engines.gpu import Device, Placement, PlacementError, place
+from tests.gateway import WrittenSettings
 
 CPU = MachineResources((), on_cpu=True, free_gib=100.0)
 READY = EngineSnapshot(ready=True, memory_gib=1.0, load_s=57.0)
@@ -43,7 +43,7 @@ def chosen(
     obstacle: str | None = None,
 ) -> tuple[Difference, dict[str, Placement]]:
     """Choose for a gateway that runs `before` and reloads `after`."""
-    old, new = Settings(models=before), Settings(models=after)
+    old, new = WrittenSettings(models=before), WrittenSettings(models=after)
     running = initial_engines(old)
     configs = [(one, running[one.name]) for one in old.models]
     requests = [placement_request(one, config) for one, engines in configs for config in engines]
@@ -238,7 +238,7 @@ def test_no_gpu_is_ever_overcommitted(
     except PlacementError:
         reject()  # the first configuration does not fit
     event(f"{len(placements)} start beside others")
-    settings = Settings(models=old)
+    settings = WrittenSettings(models=old)
     configs = initial_engines(settings)
     requests = [
         placement_request(one, config) for one in settings.models for config in configs[one.name]

@@ -15,6 +15,7 @@ from app.fleet.engine_plan import engines_of, initial_engines
 from app.reload.difference import APPLIED, Takeover, applied, difference
 from app.settings import ModelSettings, Settings, digest
 from engines.spec import Discovery, InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
+from tests.gateway import WrittenSettings
 
 CANARY = "canary-0123456789abcdef"
 DOWNTIME: dict[str, Any] = {
@@ -35,7 +36,7 @@ def process(**fields: Any) -> dict[str, Any]:
 
 
 def settings(*models: dict[str, Any], **sections: Any) -> Settings:
-    return Settings(models=models or (model(),), **sections)
+    return WrittenSettings(models=models or (model(),), **sections)
 
 
 def lines(old: Settings, new: Settings) -> list[str]:

@@ -205,25 +205,17 @@ def test_two_gateways_with_one_id_count_as_one() -> None:
     assert found.load(ENGINE).elsewhere in (3, 4)
 
 
-@st.composite
-def happenings(draw: st.DrawFn) -> list[tuple[float, LoadReport | None]]:
-    """Reports and silences, with the time since the one before; None: an own report."""
-    events = []
-    for _ in range(draw(st.integers(0, 30))):
-        pause = draw(st.sampled_from([0.0, 0.1, 0.5, 1.9, 2.0, 5.0]))
-        one = draw(
-            st.none()
-            | st.builds(
-                LoadReport,
-                st.just(1),
-                st.sampled_from([A, B, "3" * 16]),
-                st.sampled_from(State),
-                st.integers(0, 50),
-                st.dictionaries(st.sampled_from([ENGINE, OTHER, "e" * 16]), st.integers(0, 9)),
-            )
-        )
-        events.append((pause, one))
-    return events
+# Reports and silences, with the time since the one before; None: an own report.
+REPORTS = st.builds(
+    LoadReport,
+    st.just(1),
+    st.sampled_from([A, B, "3" * 16]),
+    st.sampled_from(State),
+    st.integers(0, 50),
+    st.dictionaries(st.sampled_from([ENGINE, OTHER, "e" * 16]), st.integers(0, 9)),
+)
+PAUSES = st.sampled_from([0.0, 0.1, 0.5, 1.9, 2.0, 5.0])
+EVENTS = st.lists(st.tuples(PAUSES, st.none() | REPORTS), max_size=30)
 
 
 def last_reports(
@@ -238,7 +230,7 @@ def last_reports(
     return now, arrived
 
 
-@given(events=happenings())
+@given(events=EVENTS)
 def test_loads_are_those_of_the_latest_reports(
     events: list[tuple[float, LoadReport | None]],
 ) -> None:

@@ -26,7 +26,7 @@ from tests.e2e.deployment import (
     until_ready,
 )
 from tests.fakes.vllm import Fake
-from tests.gateway import free_port, remote
+from tests.gateway import free_port, make_tables, remote
 from tests.scheduling import GroupScheduling, group_of, has_engine
 from tests.services import DnsServer, PostgresServer, RedisServer
 
@@ -234,10 +234,24 @@ def own_postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
+DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.services)]
+
+
+@pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database, once of each kind."""
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
     server: PostgresServer = request.getfixturevalue("postgres_server")
     return server.emptied()
+
+
+@pytest.fixture(params=DATABASES)
+def tables_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database with its tables and no rows, once of each kind."""
+    if request.param == "sqlite":
+        file = tmp_path / "gateway.db"
+        make_tables(file)
+        return f"sqlite+aiosqlite:///{file}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.with_tables()

@@ -11,6 +11,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distribution
 from pathlib import Path
@@ -26,16 +27,26 @@ import psutil
 import redis
 import yaml
 
+from app.database import Database
+from app.database.schema import metadata, revision
 from tests.gateway import free_port, responds
 
 START_S = 30.0
-# Whoever was there before holds no lock any more, and nothing is left of what it made.
-EMPTY = """
+# Connections of an earlier test hold no lock any more.
+ALONE = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid();
-DROP SCHEMA public CASCADE;
-CREATE SCHEMA public;
 """
+EMPTY = f"{ALONE} DROP SCHEMA public CASCADE; CREATE SCHEMA public;"
+# All that migrations have made; of rows, they make only the one of the revision.
+SHAPE = """
+SELECT string_agg(concat_ws(' ', relname, relnatts, relchecks), ',' ORDER BY relname)
+FROM pg_class WHERE relnamespace = 'public'::regnamespace
+"""
+NO_ROWS = "".join(
+    f"DELETE FROM {table.name};" for table in metadata.sorted_tables if table is not revision
+)
+NO_ROWS += "UPDATE revision SET value = 0;"
 
 
 class Server:
@@ -208,6 +219,7 @@ class PostgresServer(Server):
         self._bin = found[-1].parent
         self._data = self.directory / "data"
         self._made = False  # whether there is the database of `emptied`
+        self._shape: str | None = None  # of the tables of `with_tables`
         # A command that runs the server, where that is to be in surroundings of its own.
         self.within: list[str] = []
         self._as: list[str] = []
@@ -256,18 +268,44 @@ class PostgresServer(Server):
         self.run(EMPTY, "emptied")
         return self.url("emptied")
 
+    def with_tables(self) -> str:
+        """Return the URL of a database with its tables and no rows, until the next call.
+
+        It is always the same one. A test may change its tables, which are then made again: that
+        takes ten times as long as to delete the rows.
+        """
+        if self._shape is None:
+            self.create("tables")
+        _run(self._restore_tables)
+        return self.url("tables")
+
+    async def _restore_tables(self) -> None:
+        async with self._connected("tables") as connection:
+            await connection.execute(ALONE)
+            if self._shape is not None and self._shape == await connection.fetchval(SHAPE):
+                await connection.execute(NO_ROWS)
+                return
+            await connection.execute(EMPTY)
+            database = Database(self.url("tables"))
+            await database.migrate()
+            await database.close()
+            self._shape = await connection.fetchval(SHAPE)
+
     def run(self, statement: str, database: str = "postgres") -> None:
         """Execute a statement as superuser."""
-        # In a thread: the caller may be on a loop.
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(lambda: asyncio.run(self._execute(statement, database))).result()
+        _run(lambda: self._execute(statement, database))
 
     async def _execute(self, statement: str, database: str) -> None:
+        async with self._connected(database) as connection:
+            await connection.execute(statement)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, database: str) -> AsyncIterator[asyncpg.Connection]:
         connection = await asyncpg.connect(
             host="127.0.0.1", port=self.port, user="postgres", database=database, timeout=20
         )
         try:
-            await connection.execute(statement)
+            yield connection
         finally:
             await connection.close()
 
@@ -291,6 +329,12 @@ class PostgresServer(Server):
         for process in (parent, *parent.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):  # a backend whose client just left
                 process.send_signal(number)
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine in a thread: the caller may be on a loop."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(work())).result()
 
 
 class PrometheusServer(Server):

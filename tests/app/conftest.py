@@ -15,9 +15,9 @@ gateway = demo_gateway()
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Faulty]:
+async def database(tables_url: str) -> AsyncIterator[Faulty]:
     """A database with its tables, once of each kind; it fails when the test says so."""
-    async with opened(database_url) as database:
+    async with opened(tables_url) as database:
         yield database
 
 

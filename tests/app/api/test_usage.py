@@ -95,7 +95,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
+def tables_url(tmp_path: Path) -> str:
     return f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
 
 

@@ -27,7 +27,7 @@ ROOT = "root-0123456789abcdef0123"
 
 
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
+def tables_url(tmp_path: Path) -> str:
     return f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
 
 

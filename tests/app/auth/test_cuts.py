@@ -30,11 +30,11 @@ class Site:
 
 
 @pytest.fixture
-async def sites(database_url: str, clock: Clock) -> AsyncIterator[list[Site]]:
+async def sites(tables_url: str, clock: Clock) -> AsyncIterator[list[Site]]:
     """Two gateways that share a database."""
     found = []
     for _ in range(2):
-        database = Database(database_url)
+        database = Database(tables_url)
         await database.migrate()
         store = KeyStore(database, now_ms=clock.wall_ms)
         cut: list[str] = []

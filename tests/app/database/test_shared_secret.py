@@ -17,9 +17,9 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-async def databases(database_url: str) -> AsyncIterator[list[Database]]:
+async def databases(tables_url: str) -> AsyncIterator[list[Database]]:
     """Four gateways' connections to one database."""
-    several = [Database(database_url) for _ in range(4)]
+    several = [Database(tables_url) for _ in range(4)]
     await several[0].migrate()
     for one in several[1:]:
         await one.migrate()

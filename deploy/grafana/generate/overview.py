@@ -276,6 +276,14 @@ def _capacity() -> Panels:
             steps=NEARLY_FULL,
         ),
         graph(
+            "Queue fairness",
+            "Jain's index of what waiting keys were served, by weight; 1 is equal. Below 0.8 for "
+            "minutes: one key's requests are as large as all others'. Empty unless two keys wait.",
+            "short",
+            ask(f"min by (model) ({series('gateway_queue_fairness', OF_MODEL)})", "{{model}}"),
+            most=1,
+        ),
+        graph(
             "Connection usage",
             "Share of server.max_connections. At 1 new clients get 503: raise it or add a gateway.",
             "percentunit",

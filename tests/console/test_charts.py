@@ -2,9 +2,11 @@
 
 import re
 import time
+from datetime import datetime, timedelta
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
 from app.auth import Role
 from app.telemetry.metrics import TTFT_BUCKETS
@@ -51,6 +53,23 @@ async def test_all_charts_show_the_moment_that_is_pointed_at(own_site: Site) -> 
         await expect(plots.first).to_have_attribute("aria-valuetext", re.compile("Generated 3,000"))
         await assert_accessible(watched_page)
         await plots.last.focus()
+        await page.keyboard.press("Shift+PageDown")
+        await expect(page.locator(".selected")).to_have_count(4)
         await page.keyboard.press("Enter")
         await expect(page).to_have_url(re.compile(r"/requests\?from=.*Z&to=.*Z&status=5xx"))
-        await expect(page.get_by_role("heading", level=1)).to_be_visible()
+        assert requested(page) == timedelta(minutes=36)
+        await page.go_back()
+        await plots.first.hover(position={"x": box["width"] / 4, "y": 80})
+        await page.mouse.down()
+        await plots.first.hover(position={"x": box["width"] / 2, "y": 20})
+        await expect(page.locator(".selected")).to_have_count(4)
+        await page.mouse.up()
+        await expect(page.get_by_role("heading", name="Requests", level=1)).to_be_visible()
+        assert abs(requested(page) - timedelta(minutes=90)) < timedelta(minutes=2)
+
+
+def requested(page: Page) -> timedelta:
+    """Return how much time the page of requests shows."""
+    query = parse_qs(urlsplit(page.url).query)
+    begin, end = (datetime.fromisoformat(query[name][0]) for name in ("from", "to"))
+    return end - begin

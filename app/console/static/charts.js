@@ -13,6 +13,7 @@ const REFRESH_MS = 10_000;
 const DAY = new Intl.DateTimeFormat(LOCALE, {day: "2-digit", month: "short"});
 const TIME = new Intl.DateTimeFormat(LOCALE, {hour: "2-digit", minute: "2-digit", hourCycle: "h23"});
 let shown = null; // the moment of the crosshair, from 0 to 1
+let since = null; // the other end of a time that is selected, likewise
 
 /** Return the points of a line as [x from 0 to 1, value]. */
 export function pointsOf(path, box, top) {
@@ -50,11 +51,18 @@ function clock(date, span) {
   return date.toLocaleString(LOCALE, shown);
 }
 
+// A moment of a chart in words, or the time that is selected up to it.
+function timeText(dataset, x) {
+  const ends = since === null ? [x] : [Math.min(since, x), Math.max(since, x)];
+  return ends.map((end) => clock(momentAt(dataset, end), dataset.end - dataset.begin)).join(" – ");
+}
+
 // Put the crosshair at a moment of all charts; null: the legends have the newest values again.
 function show(x) {
   shown = x;
+  if (x === null) since = null;
   for (const plot of place.querySelectorAll(".plot")) {
-    for (const old of plot.querySelectorAll(".crosshair, .now")) old.remove();
+    for (const old of plot.querySelectorAll(".crosshair, .now, .selected")) old.remove();
     const values = plot.closest("figure").querySelectorAll(".legend strong");
     const lines = [...plot.querySelectorAll("path.line")].reverse(); // the first is above the others
     const texts = lines.map((line, at) => {
@@ -64,8 +72,11 @@ function show(x) {
       return values[at].parentNode.textContent.trim();
     });
     if (x === null) continue;
-    const at = clock(momentAt(plot.dataset, x), plot.dataset.end - plot.dataset.begin);
+    const at = timeText(plot.dataset, x);
     const height = plot.querySelector(".base").getAttribute("y1");
+    if (since !== null) {
+      plot.append(shape("rect", {class: "selected", x: `${Math.min(since, x) * 100}%`, width: `${Math.abs(x - since) * 100}%`, height}));
+    }
     plot.append(shape("line", {class: "crosshair", x1: `${x * 100}%`, x2: `${x * 100}%`, y2: height}));
     const label = shape("text", {class: "now", x: `${Math.min(Math.max(x, 0.06), 0.94) * 100}%`, y: Number(height) + 17});
     label.textContent = at;
@@ -81,11 +92,12 @@ function shape(name, attributes) {
   return element;
 }
 
-// The requests of a hundredth of the time around a moment, a minute at least.
-function openRequests({dataset}, x) {
-  const around = Math.max((dataset.end - dataset.begin) / 100, 60) * 500;
-  const at = momentAt(dataset, x).getTime();
-  const query = new URLSearchParams({from: iso(at - around), to: iso(at + around)});
+// The requests between two moments: of a hundredth of the chart's time at least, and of a minute.
+function openRequests({dataset}, x, other) {
+  const span = dataset.end - dataset.begin;
+  const half = Math.max(Math.abs(x - other) * span, span / 100, 60) * 500;
+  const middle = momentAt(dataset, (x + other) / 2).getTime();
+  const query = new URLSearchParams({from: iso(middle - half), to: iso(middle + half)});
   if (dataset.status) query.set("status", dataset.status);
   location.assign(`${CONSOLE}/requests?${query}`);
 }
@@ -116,25 +128,35 @@ function prepare() {
 }
 
 const STEPS = {ArrowLeft: -0.01, ArrowRight: 0.01, PageUp: 0.1, PageDown: -0.1, Home: -1, End: 1};
-place.addEventListener("pointermove", (event) => show(placeOf(event)));
-place.addEventListener("pointerleave", () => show(null));
-place.addEventListener("click", (event) => {
-  const x = placeOf(event);
-  if (x !== null) openRequests(event.target.closest(".plot"), x);
+place.addEventListener("pointerdown", (event) => {
+  if (event.button !== 0) return;
+  since = placeOf(event);
+  if (since !== null) event.target.closest(".plot").setPointerCapture(event.pointerId);
 });
+place.addEventListener("pointermove", (event) => {
+  if (!event.buttons) since = null;
+  show(placeOf(event));
+});
+place.addEventListener("pointerup", (event) => {
+  const x = placeOf(event);
+  if (x !== null && since !== null) openRequests(event.target.closest(".plot"), x, since);
+});
+place.addEventListener("pointerleave", () => show(null));
 place.addEventListener("keydown", (event) => {
   const plot = event.target.closest(".plot");
   if (!plot) return;
   if (event.key in STEPS) {
     event.preventDefault();
+    since = event.shiftKey ? since ?? shown ?? 1 : null;
     show(Math.min(Math.max((shown ?? 1) + STEPS[event.key], 0), 1));
   } else if (event.key === "Enter") {
-    openRequests(plot, shown ?? 1);
+    openRequests(plot, shown ?? 1, since ?? shown ?? 1);
   } else if (event.key === "Escape") {
     show(null);
   }
 });
-place.addEventListener("focusout", () => show(null));
+// A press gives the focus from one chart to another.
+place.addEventListener("focusout", (event) => place.contains(event.relatedTarget) || show(null));
 new MutationObserver(prepare).observe(place, {childList: true});
 prepare();
 if ("refresh" in place.dataset) setInterval(() => document.hidden || refresh("charts"), REFRESH_MS);

@@ -20,10 +20,16 @@ async def enter(page: Page, key: str) -> None:
     await page.get_by_role("button", name="Log in").click()
 
 
-async def test_the_login_page_is_readable(site: Site) -> None:
+async def test_the_login_page_is_readable_and_needs_no_pointer(site: Site) -> None:
     async with site.visit() as watched_page:
-        await watched_page.page.goto("/console")
-        await expect(watched_page.page).to_have_url(re.compile("/console/login"))
+        page = watched_page.page
+        await page.goto("/console")
+        await expect(page).to_have_url(re.compile("/console/login"))
+        controls = await page.locator("input:visible, button").all()
+        assert len(controls) == 4
+        for control in controls:
+            await expect(control).to_be_focused()
+            await page.keyboard.press("Tab")
         await assert_accessible(watched_page)
 
 

@@ -95,9 +95,9 @@ texts: setup-dev ## collect the texts of the console for its translations
 	@$(BIN)/python -m tests.app.console.texts
 
 .PHONY: screenshots
-screenshots: setup-dev ## take the screenshots of the console, on the demo model: docs/images/*.png
+screenshots: setup-dev ## take the screenshots of the console, on the demo model: docs/images/*.png; ALL=yes: each page at both widths, light and dark
 	@tests/install-services.sh fonts-inter
-	@$(BIN)/python -m tests.console.screenshots
+	@$(BIN)/python -m tests.console.screenshots $(if $(ALL),--all)
 
 .PHONY: dashboards
 dashboards: setup-dev ## write Grafana's dashboards from deploy/grafana/generate

@@ -1,12 +1,17 @@
-"""Takes the screenshots of the console: `make screenshots` writes docs/images/*.png."""
+"""Takes the screenshots of the console: `make screenshots` writes docs/images/*.png.
+
+With ALL=yes it writes each page, whole, at both widths, light and dark, to var/screenshots/.
+"""
 
 import asyncio
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from playwright.async_api import Browser, Page, expect
 
@@ -20,6 +25,7 @@ from tests.console.watched_page import PHONE, WIDE, Scheme, fresh_context, watch
 from tests.e2e.deployment import ADMIN_KEY, ROOT
 
 IMAGES = ROOT / "docs" / "images"
+ALL = "--all"
 
 
 async def nothing(_: Page) -> None:
@@ -53,7 +59,9 @@ async def show_log(page: Page) -> None:
 
 async def with_charts(page: Page) -> None:
     """Show the first charts below the figures, too."""
-    await page.set_viewport_size({"width": WIDE, "height": 1100})
+    size = page.viewport_size
+    assert size is not None
+    await page.set_viewport_size({"width": size["width"], "height": 1100})
 
 
 async def edit(page: Page) -> None:
@@ -76,6 +84,7 @@ class Shot:
     logged_in: bool = True
     prepare: Callable[[Page], Awaitable[None]] = nothing
     locale: str = "en-US"
+    whole: bool = False  # also what is below the window
 
 
 SHOTS = (
@@ -105,6 +114,17 @@ SHOTS = (
     Shot("console-configuration", "/console/configuration"),
     Shot("console-account", "/console/account", key="Web shop"),
 )
+
+
+def every_page() -> list[Shot]:
+    """Return each page at both widths, light and dark."""
+    pages = [
+        one for one in SHOTS if (one.width, one.scheme, one.locale) == (WIDE, "light", "en-US")
+    ]
+    return [
+        replace(page, name=f"{page.name}-{width}-{scheme}", width=width, scheme=scheme, whole=True)
+        for page, width, scheme in product(pages, (WIDE, PHONE), get_args(Scheme))
+    ]
 
 
 # Places of the machine that takes the pictures, and how they are shown.
@@ -145,27 +165,31 @@ async def take(browser: Browser, site: DemoSite, shot: Shot, directory: Path) ->
             await expect(page.get_by_role("heading", level=1)).to_be_visible()
             await shot.prepare(page)
             await page.evaluate(HIDE_PLACES, places(site))
-            png = await page.screenshot()
-    return save_small(png, directory / f"{shot.name}.png")
+            png = await page.screenshot(full_page=shot.whole)
+    file = directory / f"{shot.name}.png"
+    return file.write_bytes(png) if shot.whole else save_small(png, file)
 
 
-async def take_all(site: DemoSite, directory: Path, names: list[str]) -> None:
-    """Take the named pictures, or all of them; print their sizes."""
+async def take_all(site: DemoSite, directory: Path, shots: Sequence[Shot]) -> None:
+    """Take pictures; print their sizes."""
     async with traffic(site), chromium() as browser:
         with site.admin() as admin:
             # It loads in the first pictures, and is there to compare in those of engines.
             admin.post("/admin/models/demo-large/load").raise_for_status()
-        for shot in SHOTS:
-            if not names or shot.name in names:
-                size = await take(browser, site, shot, directory)
-                print(f"{shot.name}.png: {size / 1000:.1f} kB")
+        for shot in shots:
+            size = await take(browser, site, shot, directory)
+            print(f"{shot.name}.png: {size / 1000:.1f} kB")
 
 
 def main(names: list[str]) -> None:
-    """Start a gateway on the demo model and take its pictures."""
-    IMAGES.mkdir(exist_ok=True)
+    """Start a gateway on the demo model and take the named pictures of it, or those of the docs."""
+    shots: Sequence[Shot] = [one for one in SHOTS if not names or one.name in names]
+    images = IMAGES
+    if names == [ALL]:
+        shots, images = every_page(), ROOT / "var" / "screenshots"
+    images.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, busy_site(Path(directory)) as site:
-        asyncio.run(take_all(site, IMAGES, names))
+        asyncio.run(take_all(site, images, shots))
 
 
 if __name__ == "__main__":

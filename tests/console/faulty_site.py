@@ -42,6 +42,7 @@ async def serving(files: dict[str, tuple[str, str]]) -> AsyncIterator[str]:
                 f"content-type: {kind}",
                 f"content-length: {len(body)}",
                 f"content-security-policy: {POLICY}",
+                "cache-control: no-store",
                 "connection: close",
             )
             writer.write("\r\n".join(fields).encode() + b"\r\n\r\n" + body)

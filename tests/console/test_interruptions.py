@@ -82,7 +82,7 @@ async def test_a_page_returns_to_the_login_when_its_session_expires(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_in, "LIFETIME_S", 2)
-    async with site.visit(Role.ADMIN) as watched_page:
+    async with site.visit(Role.ADMIN, first=True) as watched_page:
         with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):
             await watched_page.page.goto(OVERVIEW)
             await expect(watched_page.page).to_have_url(re.compile("/console/login.next="))

@@ -8,10 +8,10 @@ from playwright.async_api import Page
 
 from app.auth import Role
 from tests.console.site import Site
-from tests.console.test_playground_scripts import evaluate, page
+from tests.console.test_playground_scripts import evaluate, page, playground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-__all__ = ["page"]
+__all__ = ["page", "playground"]
 
 HOSTILE = (
     "<script>alert(1)</script>",

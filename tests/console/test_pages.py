@@ -29,7 +29,7 @@ async def test_a_page_is_small_readable_and_has_no_fault(
     site: Site, shown: Page, show: Callable[[str], None]
 ) -> None:
     transfer = Transfer()
-    async with site.visit(viewer(shown)) as watched_page:
+    async with site.visit(viewer(shown), first=True) as watched_page:
         await transfer.measure(watched_page.page)
         await watched_page.page.goto(shown.path, wait_until="load")
         await expect(watched_page.page.get_by_role("heading", level=1)).to_be_visible()

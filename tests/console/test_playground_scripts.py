@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ from playwright.async_api import Page
 
 from app.auth import Role
 from tests.console.site import Site
+from tests.console.watched_page import WatchedPage
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-Run = Callable[..., Awaitable[Any]]
 EVENTS = (
     "data: one\n\n: comment\n\ndata: two\r\ndata: lines\r\n\r\n"
     "event: x\ndata:tight\r\rdata: é你😀\n\n"
@@ -27,12 +27,19 @@ NASTY = (
 )
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def page(site: Site) -> Any:
-    """A page that may load the modules of the console."""
-    async with site.visit(Role.CLIENT) as watched:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def playground(shared_site: Site) -> AsyncIterator[WatchedPage]:
+    """The playground, which the tests of a module leave as it is."""
+    async with shared_site.visit(Role.CLIENT) as watched:
         await watched.page.goto("/console/playground")
-        yield watched.page
+        yield watched
+
+
+@pytest.fixture
+def page(playground: WatchedPage) -> Iterator[Page]:
+    """A page that may load the modules of the console."""
+    yield playground.page
+    playground.assert_faultless()
 
 
 async def call(page: Page, module: str, function: str, *arguments: object) -> Any:

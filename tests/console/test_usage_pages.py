@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -54,7 +55,9 @@ async def site(browser: Browser, file: tuple[File, Fake]) -> AsyncIterator[Site]
     source, fake = file
     async with running(source.read(), source=source.read) as gateway:
         keys = {role: await key_of(gateway, role) for role in Role}
-        yield Site(browser=browser, gateway=gateway, fake=fake, keys=keys)
+        site = Site(browser=browser, gateway=gateway, fake=fake, keys=keys)
+        async with aclosing(site):
+            yield site
 
 
 async def test_usage_is_filtered_charted_and_downloaded(site: Site) -> None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser
 
 from tests.console.accessibility import assert_accessible
@@ -15,14 +16,30 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 Files = dict[str, tuple[str, str]]
 
 
-@asynccontextmanager
-async def opened(browser: Browser, files: Files) -> AsyncIterator[WatchedPage]:
-    """Open / of a site; do not look at its faults."""
-    async with serving(files) as origin, fresh_context(browser, origin) as context:
+SERVED: Files = {}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def empty(browser: Browser) -> AsyncIterator[WatchedPage]:
+    """An empty page of the site of SERVED."""
+    async with serving(SERVED) as origin, fresh_context(browser, origin) as context:
         watched = WatchedPage(await context.new_page(), origin)
         await watched.watch()
-        await watched.page.goto("/")
         yield watched
+
+
+@asynccontextmanager
+async def opened(empty: WatchedPage, files: Files) -> AsyncIterator[WatchedPage]:
+    """Open / of the site with other files; do not look at its faults."""
+    SERVED.clear()
+    SERVED.update(files)
+    await empty.page.goto("/")
+    yield empty
+    for page in empty.page.context.pages:
+        if page is not empty.page:
+            await page.close()
+    await empty.page.goto("about:blank")
+    empty.faults.clear()
 
 
 def page(body: str, head: str = "") -> Files:
@@ -58,24 +75,24 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_each_fault_of_a_page_is_recorded(browser: Browser, name: str) -> None:
+async def test_each_fault_of_a_page_is_recorded(empty: WatchedPage, name: str) -> None:
     files, expected = FAULTS[name]
-    async with opened(browser, files) as watched:
+    async with opened(empty, files) as watched:
         await watched.until_fault(expected)
         with pytest.raises(AssertionError):
             watched.assert_faultless()
 
 
-async def test_a_page_without_faults_passes(browser: Browser) -> None:
+async def test_a_page_without_faults_passes(empty: WatchedPage) -> None:
     files = scripted("await (await fetch('/script.js')).text(); document.title = 'Done'")
-    async with opened(browser, files) as watched:
+    async with opened(empty, files) as watched:
         await watched.page.wait_for_function("document.title === 'Done'")
         await assert_accessible(watched)
         watched.assert_faultless()
 
 
-async def test_an_expected_fault_must_happen(browser: Browser) -> None:
-    async with opened(browser, page("")) as watched:
+async def test_an_expected_fault_must_happen(empty: WatchedPage) -> None:
+    async with opened(empty, page("")) as watched:
         with watched.expecting("console error: .*404", "status 404: .*/missing"):
             await watched.page.evaluate("() => fetch('/missing').then((answer) => answer.text())")
             await watched.until_fault("console error: ")
@@ -102,18 +119,18 @@ INACCESSIBLE = {
 
 
 @pytest.mark.parametrize("name", INACCESSIBLE)
-async def test_a_page_that_is_hard_to_read_is_found(browser: Browser, name: str) -> None:
+async def test_a_page_that_is_hard_to_read_is_found(empty: WatchedPage, name: str) -> None:
     style, body, expected = INACCESSIBLE[name]
     files = page(body, '<link rel="stylesheet" href="/style.css">')
-    async with opened(browser, {**files, "/style.css": ("text/css", style)}) as watched:
+    async with opened(empty, {**files, "/style.css": ("text/css", style)}) as watched:
         with pytest.raises(AssertionError, match=expected):
             await assert_accessible(watched)
 
 
-async def test_bytes_over_the_wire_include_every_response(browser: Browser) -> None:
+async def test_bytes_over_the_wire_include_every_response(empty: WatchedPage) -> None:
     files = scripted("document.title = 'Done'")
     files["/script.js"] = ("text/javascript", files["/script.js"][1] + "//" + 10_000 * "a")
-    async with opened(browser, files) as watched:
+    async with opened(empty, files) as watched:
         transfer = Transfer()
         await transfer.measure(watched.page)
         await watched.page.reload()

@@ -93,8 +93,8 @@ async def _write_batch(database: Database, batch: int, made: Sequence[EndedReque
         for place in range(0, len(made), GROUP):
             rows = records.rows_of(GATEWAY, batch, made[place : place + GROUP], {}, place)
             sums.add(rows)
-            await insert_records(connection, rows)
-        await add_sums(connection, sums)
+            await connection.run_sync(insert_records, rows)
+        await connection.run_sync(add_sums, sums)
 
 
 def measure(*, quick: bool) -> Table:

@@ -15,6 +15,7 @@ from app.usage.records import Price
 from app.usage.report import GROUPS, UsageRow, usage_report
 from app.usage.request_history import Order, Place, RequestFilter, RequestHistory
 from app.usage.spending import Measure, Spent
+from app.usage.statements import written_spending
 from app.usage.stream_meter import StreamMeter
 from app.usage.token_usage import (
     BYTES_PER_TOKEN,
@@ -26,7 +27,6 @@ from app.usage.token_usage import (
     read_usage,
     read_usage_in,
 )
-from app.usage.written_spending import written_spending
 
 __all__ = (
     "BYTES_PER_TOKEN",

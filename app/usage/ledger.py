@@ -22,14 +22,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import ScalarSelect, select
+from sqlalchemy import Connection, ScalarSelect, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.database import (
-    AsyncConnection,
     Database,
     DatabaseError,
     DatabaseUnavailable,
@@ -231,7 +231,8 @@ class Ledger:
             try:
                 if batch.rejected:
                     await self._drop_rejected(batch)
-                await self._write(batch)
+                if batch.records:
+                    await self._database.transact(partial(self._write, batch), Lane.BACKGROUND)
             except ValuesRejected as error:
                 fault: Exception = error
             except DatabaseUnavailable as error:
@@ -261,60 +262,53 @@ class Ledger:
             self._outage = None
             self._lost = 0
 
-    async def _write(self, batch: _Batch) -> None:
-        """Write a batch unless it is already stored. Raises DatabaseError."""
-        if not batch.records:
-            return
+    def _write(self, batch: _Batch, connection: Connection) -> None:
+        """Write a batch unless it is already stored. Raises SQLAlchemyError."""
+        if batch.tried:
+            first = usage_records.c.id == row_id(self._gateway, batch.number)
+            if connection.scalar(select(usage_records.c.id).where(first)) is not None:
+                return
+        batch.tried = True
         sums = DailySums()
-        async with self._database.write(Lane.BACKGROUND) as connection:
-            if batch.tried:
-                first = usage_records.c.id == row_id(self._gateway, batch.number)
-                if await connection.scalar(select(usage_records.c.id).where(first)) is not None:
-                    return
-            batch.tried = True
-            for place in range(0, len(batch.records), GROUP):
-                records = batch.records[place : place + GROUP]
-                rows = rows_of(self._gateway, batch.number, records, self._prices, place)
-                sums.add(rows)
-                await insert_records(connection, rows)
-            await add_sums(connection, sums)
+        for place in range(0, len(batch.records), GROUP):
+            records = batch.records[place : place + GROUP]
+            rows = rows_of(self._gateway, batch.number, records, self._prices, place)
+            sums.add(rows)
+            insert_records(connection, rows)
+        add_sums(connection, sums)
 
     async def _drop_rejected(self, batch: _Batch) -> None:
         """Remove rejected records from a batch by bisection. Raises DatabaseError."""
-        records, good = batch.records, list[EndedRequest]()
+        records = batch.records
+        find = partial(self._find_accepted, batch.number, records)
+        batch.records, reason = await self._database.transact(find, Lane.BACKGROUND)
+        if reason is not None:
+            self._drop(len(records) - len(batch.records), reason)
+
+    def _find_accepted(
+        self, batch: int, records: Sequence[EndedRequest], connection: Connection
+    ) -> tuple[list[EndedRequest], Exception | None]:
+        """Return the records that can be written, and why others cannot, if there are any."""
+        good = list[EndedRequest]()
         groups = deque(records[at : at + GROUP] for at in range(0, len(records), GROUP))
         reason: Exception | None = None
         tries = 0
-        async with self._database.write(Lane.BACKGROUND) as connection:
-            while groups:
-                group = groups.popleft()
-                tries += 1
-                fault = await self._fault_of(connection, batch.number, group)
-                if fault is None:
-                    good += group
-                elif len(group) > 1 and tries < MAX_TRIES:
+        while groups:
+            group = groups.popleft()
+            tries += 1
+            try:
+                with connection.begin_nested() as savepoint:
+                    insert_records(connection, rows_of(self._gateway, batch, group, self._prices))
+                    savepoint.rollback()
+                good += group
+            except Exception as error:
+                if isinstance(error, SQLAlchemyError) and not is_rejection(error):
+                    raise
+                reason = error
+                if len(group) > 1 and tries < MAX_TRIES:
                     half = len(group) // 2
                     groups.extendleft((group[half:], group[:half]))
-                reason = fault or reason
-        batch.records = good
-        if reason is not None:
-            self._drop(len(records) - len(good), reason)
-
-    async def _fault_of(
-        self, connection: AsyncConnection, batch: int, records: Sequence[EndedRequest]
-    ) -> Exception | None:
-        """Try to write records and roll back; return the fault, None if they can be written."""
-        savepoint = await connection.begin_nested()
-        try:
-            rows = rows_of(self._gateway, batch, records, self._prices)
-            await insert_records(connection, rows)
-        except Exception as error:
-            if isinstance(error, SQLAlchemyError) and not is_rejection(error):
-                raise
-            return error
-        finally:
-            await savepoint.rollback()
-        return None
+        return good, reason
 
     def _drop(self, records: int, fault: Exception) -> None:
         """Count records that the database rejects as lost."""

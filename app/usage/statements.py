@@ -6,7 +6,7 @@ one statement with all values, in a quarter of the time of json_each, and Postgr
 a list of JSON objects.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from typing import Any
@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import (
     JSON,
     ColumnElement,
+    Connection,
     Insert,
     Select,
     String,
@@ -27,11 +28,11 @@ from sqlalchemy import (
     select,
 )
 
-from app.database import AsyncConnection, dialect_insert
+from app.database import Database, dialect_insert
 from app.database.schema import usage_by_owner, usage_daily, usage_records
 from app.money import NANO
-from app.usage.records import SUM_LIMITS, DailySums, Row
-from app.usage.spending import BudgetSubject
+from app.usage.records import SUM_LIMITS, DailySums, Row, storable
+from app.usage.spending import BudgetSubject, Measure, Spent
 
 # The column of each kind of account in its table of sums, and the maximum length of its names.
 ACCOUNT_COLUMNS: Mapping[BudgetSubject, tuple[Any, int]] = {
@@ -71,10 +72,31 @@ def spent_by_account(subject: BudgetSubject, day: str) -> Select[Any]:
     )
 
 
-async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+async def written_spending(
+    database: Database, subject: BudgetSubject, names: Collection[str], day: str
+) -> dict[str, dict[Measure, Spent]]:
+    """Return what accounts have spent on a day and in its month, without requests in flight."""
+    column, longest = ACCOUNT_COLUMNS[subject]
+    written = {storable(name, longest): name for name in names}
+    statement = spent_by_account(subject, day).where(column.in_(list(written)))
+    async with database.read() as connection:
+        rows = (await connection.execute(statement)).all()
+    return {
+        written[row.account]: {
+            "tokens": Spent(int(row.of_day), int(row.of_month)),
+            "cost": Spent(
+                int(row.day_whole) * NANO + int(row.day_part),
+                int(row.month_whole) * NANO + int(row.month_part),
+            ),
+        }
+        for row in rows
+    }
+
+
+def insert_records(connection: Connection, rows: Sequence[Row]) -> None:
     """Insert rows into `usage_records`; SQLite's limit is 1,024 rows."""
     if connection.dialect.name == "postgresql":
-        await connection.execute(_insert_from_json(), {"rows": _json.encode(rows).decode()})
+        connection.execute(_insert_from_json(), {"rows": _json.encode(rows).decode()})
     else:
         done = 0
         while left := len(rows) - done:
@@ -83,17 +105,17 @@ async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> No
             size = 1 << (left.bit_length() - 1)
             group = islice(rows, done, done + size)
             values = tuple(chain.from_iterable(map(msgspec.structs.astuple, group)))
-            await connection.exec_driver_sql(_insert_values(size), values)
+            connection.exec_driver_sql(_insert_values(size), values)
             done += size
 
 
-async def add_sums(connection: AsyncConnection, sums: DailySums) -> None:
+def add_sums(connection: Connection, sums: DailySums) -> None:
     """Add sums to `usage_daily` and `usage_by_owner`."""
     dialect = connection.dialect.name
     if keyed := sums.by_key():
-        await connection.execute(_add_to(usage_daily, dialect), keyed)
+        connection.execute(_add_to(usage_daily, dialect), keyed)
     if owned := sums.by_owner():
-        await connection.execute(_add_to(usage_by_owner, dialect), owned)
+        connection.execute(_add_to(usage_by_owner, dialect), owned)
 
 
 @cache

@@ -41,8 +41,8 @@ async def store_past(database: Path, keys: Sequence[tuple[str, str]], now: float
             sums = DailySums()
             sums.add(rows)
             async with opened_database.write() as connection:
-                await insert_records(connection, rows)
-                await add_sums(connection, sums)
+                await connection.run_sync(insert_records, rows)
+                await connection.run_sync(add_sums, sums)
         minutes = list(_minutes(draw, now))
         async with opened_database.write() as connection:
             await connection.execute(insert(load_minutes), minutes)

@@ -20,7 +20,7 @@ from app.usage.accounts import BudgetAccount
 from app.usage.alerts.message import Alert, message_of
 from app.usage.alerts.outbox import Outbox, Reached
 from app.usage.spending import MEASURES, BudgetKind, BudgetSubject, Measure, Spent, used_of
-from app.usage.written_spending import written_spending
+from app.usage.statements import written_spending
 from app.webhook import ATTEMPT_S, Webhook, pause_s
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.auth import KeyStore
@@ -259,6 +259,53 @@ async def test_migration_waits_for_another_writer(
         await asyncio.wait({migrating}, timeout=0.2)
         writer.execute("COMMIT")
         await migrating
+        await database.close()
+
+
+class TestTransact:
+    async def test_commits_and_returns_the_result(self, database: Database) -> None:
+        await database.migrate()
+
+        def bump(connection: Connection) -> int:
+            connection.execute(update(revision).values(value=revision.c.value + 1))
+            return int(connection.scalar(select(revision.c.value)) or 0)
+
+        numbers = [await database.transact(bump, Lane.BACKGROUND) for _ in range(2)]
+        assert numbers[1] == numbers[0] + 1
+        ((stored,),) = await database.fetch(select(revision.c.value))
+        assert stored == numbers[1]
+
+    async def test_an_exception_rolls_back(self, database: Database) -> None:
+        await database.migrate()
+        ((before,),) = await database.fetch(select(revision.c.value))
+
+        def fail(connection: Connection) -> None:
+            connection.execute(update(revision).values(value=12345))
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await database.transact(fail, Lane.BACKGROUND)
+        ((after,),) = await database.fetch(select(revision.c.value))
+        assert after == before
+
+    async def test_on_sqlite_a_query_does_not_wait_for_a_writer(self, tmp_path: Path) -> None:
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+        await database.migrate()
+        written, go_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def write(connection: Connection) -> None:
+            connection.execute(update(revision).values(value=revision.c.value + 1))
+            loop.call_soon_threadsafe(written.set)
+            go_on.wait()
+
+        writing = asyncio.create_task(database.transact(write, Lane.BACKGROUND))
+        await written.wait()
+        ((before,),) = await database.fetch(select(revision.c.value))
+        go_on.set()
+        await writing
+        ((after,),) = await database.fetch(select(revision.c.value))
+        assert after == before + 1
         await database.close()
 
 

@@ -1,12 +1,12 @@
 """Usage records for tests, and queries for them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Select, func, make_url, select
+from sqlalchemy import Connection, Engine, Select, func, make_url, select
 
 from app.auth import Owner, Principal, Role
 from app.database import AsyncConnection, Database, DatabaseUnavailable, Lane
@@ -18,6 +18,7 @@ from app.usage.ledger import Ledger
 from app.usage.token_usage import Usage
 from tests.gateway import make_tables
 
+ResultT = TypeVar("ResultT")
 PRICES = {"demo": PriceSettings(prompt=2.0, cached=0.5, completion=8.0)}
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano")
 
@@ -89,6 +90,11 @@ class Faulty(Database):
     # How many commits will be done and then not heard of.
     unheard = 0
 
+    @property
+    def ledger_engine(self) -> Engine:
+        """The one whose connections write the ledger."""
+        return self._threaded or self._engine.sync_engine
+
     async def fetch(self, query: Select[Any], lane: Lane = Lane.REQUESTS) -> Sequence[Any]:
         self.reads += self.dialect == "sqlite" or self.down  # else it is a read
         if self.down:
@@ -112,6 +118,15 @@ class Faulty(Database):
         if self.unheard:
             self.unheard -= 1
             raise DatabaseUnavailable("the database does not answer: connection lost")
+
+    async def transact(self, function: Callable[[Connection], ResultT], lane: Lane) -> ResultT:
+        if self.down:
+            raise DatabaseUnavailable("the database does not answer: it is down")
+        result = await super().transact(function, lane)
+        if self.unheard and self.dialect == "sqlite":  # else it is a write
+            self.unheard -= 1
+            raise DatabaseUnavailable("the database does not answer: connection lost")
+        return result
 
 
 def ledger_for(database: Database, metrics: Metrics | None = None, **options: Any) -> Ledger:

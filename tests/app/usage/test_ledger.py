@@ -208,7 +208,7 @@ class TestUnheardCommit:
                 failing -= 1
                 raise OSError("connection lost")
 
-        event.listen(database._engine.sync_engine, "commit", fail)
+        event.listen(database.ledger_engine, "commit", fail)
         await flushed(ledger, record(), record())
         assert failing == 0
         assert (await totals(database))["requests"] == 2
@@ -361,7 +361,7 @@ async def test_full_disk_is_handled_as_an_outage(
     def limit(connection: object) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")  # type: ignore[attr-defined]
 
-    event.listen(database._engine.sync_engine, "begin", limit)
+    event.listen(database.ledger_engine, "begin", limit)
     ledger = ledger_for(database)
     running = asyncio.create_task(ledger.run())
     for _ in range(BATCH):

@@ -44,9 +44,9 @@ MAX_KNOWN_BLOCKS = 262144
 # Size of the table of an engine that does not report how much its KV cache holds, in tokens.
 DEFAULT_KV_TOKENS = 2_000_000
 
-# A replica, last, after the expected wait, its load, its turn, and the bytes that it has cached.
-# Options are compared with each other, and no two have the same turn.
-Option = tuple[float, int, int, int, Replica]
+# The expected wait, the load, the turn, and the bytes that are cached; then the replica, its table,
+# and what that knows of the prompt. Options are compared, and no two have the same turn.
+Option = tuple[float, int, int, int, Replica, PrefixTable, int, int]
 
 
 class _SentPrompt(NamedTuple):
@@ -95,10 +95,9 @@ class PrefixAffinity:
         length = prefix_bytes(len(blocks))
         options = self._list_options(candidates, eligible, blocks, length)
         chosen = _select(options, length, lambda: self._rank_for_new(eligible, blocks))
-        _, _, _, cached, replica = chosen
+        _, _, _, cached, replica, table, known, answer = chosen
         hints.uncached_tokens = (length - cached) // BYTES_PER_TOKEN
-        table = self._tables[replica.engine.name]
-        sent = _SentPrompt(replica, table, blocks, len(prompt), *table.find(blocks))
+        sent = _SentPrompt(replica, table, blocks, len(prompt), known, answer)
         self._remember(replica, table, blocks)
         hints.on_end = partial(self._note_end, sent)
         return replica
@@ -116,11 +115,12 @@ class PrefixAffinity:
         repeats = self._repeats
         options: list[Option] = []
         for turn, replica in enumerate((*eligible[start:], *eligible[:start])):
-            cached, answer = self._table(replica, candidates).find(blocks)
-            cached += int(answer * repeats)
+            table = self._table(replica, candidates)
+            known, answer = table.find(blocks)
+            cached = known + int(answer * repeats)
             wait_s = replica.prefill.wait_s(now, (length - cached) // BYTES_PER_TOKEN)
             load = replica.in_flight * replica.weight + replica.offset
-            options.append((wait_s, load, turn, cached, replica))
+            options.append((wait_s, load, turn, cached, replica, table, known, answer))
         return options
 
     def _rank_for_new(self, eligible: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:

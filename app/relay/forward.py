@@ -13,6 +13,7 @@ from app.relay.response import Truncated, as_gateway_error, forward_plain, read_
 from app.relay.services import RelayServices
 from app.relay.stream import EventStream
 from app.routing import Replica
+from app.sse import ends_stream
 from app.usage import StreamMeter
 from engines.base import EngineDied, EngineDrained, EngineError, EngineResponse
 from engines.output import ENGINE_DEAD_REASON, reports_engine_death
@@ -112,7 +113,7 @@ async def _forward_stream(
         await end_stream(request, meter, as_gateway_error(error))
         raise Truncated(str(error)) from None
     except asyncio.CancelledError:
-        request.stream_ended = stream.ended
+        request.stream_ended = ends_stream(request.last_events)
         raise
     finally:
         if movable is not None:

@@ -15,7 +15,7 @@ from app.asgi import ClientExchange, ClientStalled, Headers
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
 from app.relay.stream_errors import reports_error, reports_refusal
-from app.sse import COMMENT, ends_stream, whole_events
+from app.sse import COMMENT, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
 from engines.base import EngineDied, EngineResponse
@@ -80,7 +80,7 @@ class EventStream(msgspec.Struct, eq=False):
         if last:
             self.held = data  # sent with the end of the body, in one write
             return True
-        if not data.endswith(b"\n\n"):
+        if data[-2:] != b"\n\n":
             # Whole events only, so that an error can follow them as one more.
             data, self.held = whole_events(data)
             if not data:
@@ -105,11 +105,6 @@ class EventStream(msgspec.Struct, eq=False):
         else:
             self._note_sent(data)
         return self.exchange.push(data)
-
-    @property
-    def ended(self) -> bool:
-        """True if the client has been sent the event that ends the stream."""
-        return ends_stream(self.request.last_events)
 
     def _filter(self, events: bytes) -> bytes:
         """Return the part of whole events that the client gets."""

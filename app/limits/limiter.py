@@ -147,7 +147,7 @@ class Limiter:
         Raises ServiceUnavailable while Redis is unavailable and the policy is `closed`.
         """
         redis = self._redis
-        if redis is None or not (terms.buckets or terms.slots):
+        if redis is None or not (terms.scope.buckets or terms.scope.slots):
             return self._decide_in_memory(terms)
         try:
             decision = await redis.decide(terms)
@@ -170,7 +170,7 @@ class Limiter:
         """
         terms = reading_terms(request, self._burst_s)
         redis = self._redis
-        if not (terms.buckets or terms.slots):
+        if not (terms.scope.buckets or terms.scope.slots):
             return []
         reading = None
         if redis is not None:

@@ -65,7 +65,7 @@ class MemoryStore:
 
     def _refuse(self, terms: Terms, now: float) -> Reading:
         debts = [bucket.debt(self._full_at.get(place, now), now) for place in terms.costs]
-        return Reading(False, debts, [self._busy.get(slot.place, 0) for slot in terms.slots])
+        return Reading(False, debts, [self._busy.get(slot.place, 0) for slot in terms.scope.slots])
 
     def _evict(self, now: float) -> None:
         """Check the next buckets in a round over all, and drop the full ones."""

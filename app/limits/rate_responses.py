@@ -45,8 +45,7 @@ def header_lines(terms: Terms, reading: Reading, burst_s: float) -> bytes:
 def _tightest(terms: Terms, reading: Reading, burst_s: float) -> dict[Kind, tuple[int, float, int]]:
     """Return for each kind what remains, the negative debt and the limit of the tightest bucket."""
     tightest: dict[Kind, tuple[int, float, int]] = {}
-    for i, term in enumerate(terms.buckets):
-        debt_s = reading.debts[i]
+    for term, debt_s in zip(terms.scope.buckets, reading.debts, strict=True):
         candidate = bucket.remaining(debt_s, term.limit, burst_s), -debt_s, term.limit
         known = tightest.get(term.kind)
         if known is None or candidate < known:
@@ -60,12 +59,12 @@ def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | Non
         return None
     wait_s = 0.0
     worst: BucketTerm | SlotTerm | None = None
-    for slot, busy in zip(terms.slots, reading.busy, strict=True):
+    for slot, busy in zip(terms.scope.slots, reading.busy, strict=True):
         slot_wait_s = SLOT_RETRY_S if slot.limit else inf
         if busy >= slot.limit and slot_wait_s > wait_s:
             worst, wait_s = slot, slot_wait_s
     for term, cost_s, debt_s in zip(
-        terms.buckets, terms.costs.values(), reading.debts, strict=True
+        terms.scope.buckets, terms.costs.values(), reading.debts, strict=True
     ):
         term_wait_s = bucket.wait(debt_s, cost_s, burst_s)
         if term_wait_s > wait_s:

@@ -143,7 +143,7 @@ class RedisStore:
         Returns at once; while Redis is unavailable the release is queued.
         """
         self.held.pop(decision.lease, None)
-        if not (terms.slots or any(costs)):
+        if not (terms.scope.slots or any(costs)):
             return
         self.ended.append(Release(decision.lease, terms, costs))
         if is_scarce(terms, decision.reading, self.burst_s):
@@ -219,7 +219,7 @@ class RedisStore:
             if decided.done():  # canceled meanwhile
                 self._undo(request.lease, request.terms, reading)
                 continue
-            if reading.admitted and request.terms.slots:
+            if reading.admitted and request.terms.scope.slots:
                 self.held[request.lease] = request.terms
             decided.set_result(reading)
 
@@ -230,9 +230,9 @@ class RedisStore:
                 one.decided.set_exception(RedisUnavailable(reason))
         leases = [one.request for one in waiting] + [LeasedTerms(*one[:2]) for one in ended]
         unknown = [
-            Release(lease, terms, [0.0] * len(terms.buckets))
+            Release(lease, terms, [0.0] * len(terms.scope.buckets))
             for lease, terms in leases
-            if terms.slots
+            if terms.scope.slots
         ]
         self.ended = unknown + self.ended
         self.waiting.clear()

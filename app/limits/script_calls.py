@@ -38,18 +38,16 @@ def pack(
     places = ["clock"]
     ended: list[tuple[str, int, list[float]]] = []
     for lease, terms, costs in releases:
-        places += [term.place for term in terms.slots]
-        places += [term.place for term in terms.buckets]
-        ended.append((lease, len(terms.slots), costs))
+        places += terms.scope.places
+        ended.append((lease, len(terms.scope.slots), costs))
     renewed: list[tuple[str, int]] = []
     for lease, terms in renewals:
-        places += [term.place for term in terms.slots]
-        renewed.append((lease, len(terms.slots)))
+        places += [term.place for term in terms.scope.slots]
+        renewed.append((lease, len(terms.scope.slots)))
     asked: list[tuple[str, list[int], list[float]]] = []
     for lease, terms in requests:
-        places += [term.place for term in terms.slots]
-        places += [term.place for term in terms.buckets]
-        limits = [term.limit for term in terms.slots]
+        places += terms.scope.places
+        limits = [term.limit for term in terms.scope.slots]
         asked.append((lease, limits, list(terms.costs.values())))
     # In a cluster, keys with the same hash tag are on the same node.
     tag = f"{{{prefix}}}:"
@@ -63,7 +61,7 @@ def readings(answer: bytes, requests: Sequence[LeasedTerms]) -> list[Reading]:
     if not requests:
         return []  # Lua has one kind of table, so an empty list is encoded as a map
     return [
-        Reading(row[0], row[1 + len(terms.slots) :], row[1 : 1 + len(terms.slots)])
+        Reading(row[0], row[1 + len(terms.scope.slots) :], row[1 : 1 + len(terms.scope.slots)])
         for (_, terms), row in zip(requests, _decode(answer), strict=True)
     ]
 
@@ -71,5 +69,5 @@ def readings(answer: bytes, requests: Sequence[LeasedTerms]) -> list[Reading]:
 def is_scarce(terms: Terms, reading: Reading, burst_s: float) -> bool:
     """Return whether half of a limit or more is in use, so that a release should not wait."""
     return any(debt_s * 2 >= burst_s for debt_s in reading.debts) or any(
-        busy * 2 >= term.limit for term, busy in zip(terms.slots, reading.busy, strict=True)
+        busy * 2 >= term.limit for term, busy in zip(terms.scope.slots, reading.busy, strict=True)
     )

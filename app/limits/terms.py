@@ -83,6 +83,11 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     # Template of the rate headers' lines, if there is exactly one bucket of each kind.
     header_lines: bytes | None
 
+    @property
+    def places(self) -> list[str]:
+        """The places of slots and buckets."""
+        return [slot.place for slot in self.slots] + [term.place for term in self.buckets]
+
     def terms(self, tokens: int) -> "Terms":
         """Return the limits that a request of so many tokens meets."""
         if tokens > MAX_TOKENS:
@@ -100,14 +105,6 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     scope: Scope
     costs: dict[str, float]  # by place, in the order of the buckets, in seconds of refill
     tokens: int
-
-    @property
-    def buckets(self) -> tuple[BucketTerm, ...]:
-        return self.scope.buckets
-
-    @property
-    def slots(self) -> tuple[SlotTerm, ...]:
-        return self.scope.slots
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False):
@@ -190,5 +187,5 @@ def settlement(terms: Terms, tokens: float) -> list[float]:
         seconds(tokens, term.limit) - terms.costs[term.place]
         if term.kind == "tokens" and term.limit
         else 0.0
-        for term in terms.buckets
+        for term in terms.scope.buckets
     ]

@@ -18,44 +18,18 @@ from math import ceil
 
 import msgspec
 
-from app.limits import LimitDecision
 from app.relay.engine_call import AUDIO_HEAD_BYTES, CallResult
 from app.request_body import BodyPlan, Cost
-from app.usage import BudgetReservation, Usage
+from app.usage import Usage
 
 # A generated token is a step of the engine's batch, many of a prompt share one: twice the work, as
 # in Sheng et al. (OSDI 2024). Prices of APIs, at three to five times, are no measure of it.
 OUTPUT_WEIGHT = 2
 
 
-class Reservation(msgspec.Struct, eq=False):
-    """Settles what a request has reserved. Unless it is settled, all its tokens are given back."""
-
-    decision: LimitDecision
-    budget: BudgetReservation | None  # None: the key has none
-    cached_weight: float
-    # The latest fallback's, which the caller releases.
-    fallback: LimitDecision | None = None
-
-    def settle(self, usage: Usage, model: str) -> None:
-        """Settle on a model's real usage: limits weigh cached tokens, budgets count them in full.
-
-        A budget in money counts each kind of token at the model's price.
-        """
-        tokens: float = usage.prompt + usage.completion
-        if usage.cached:
-            tokens -= (1.0 - self.cached_weight) * usage.cached
-        self.decision.used = tokens
-        if self.fallback is not None:
-            self.fallback.used = tokens
-        if self.budget is not None:
-            self.budget.settle(usage, model)
-
-    def settle_as_reserved(self) -> None:
-        """Keep what was reserved of limits as what the request used."""
-        self.decision.used = self.decision.terms.tokens
-        if self.fallback is not None:
-            self.fallback.used = self.fallback.terms.tokens
+def limited_tokens(usage: Usage, cached_weight: float) -> float:
+    """Return the tokens that count against limits; budgets count cached ones in full."""
+    return usage.prompt + usage.completion - (1.0 - cached_weight) * usage.cached
 
 
 def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage | None:

@@ -99,10 +99,7 @@ async def read_if_small(exchange: ClientExchange, limit: int) -> bytes | None:
     length = exchange.header(b"content-length")
     if length == b"" or int(length) > min(BUFFERED_BYTES, limit):
         return None
-    pieces: list[bytes] = []
-    while piece := await exchange.read_body():
-        pieces.append(piece)
-    return b"".join(pieces)
+    return b"".join([piece async for piece in _pieces(exchange, None)])
 
 
 async def read_and_scan(

@@ -15,7 +15,6 @@ from app.errors import (
 )
 from app.limits import LimitRequest
 from app.relay.attempts import ATTEMPTS_AFTER_SENDING
-from app.relay.capturing import begin_capture
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.lost_engine import LostEngine
 from app.relay.model_request import ModelRequest, plan_request
@@ -158,14 +157,14 @@ class Fallback(msgspec.Struct, eq=False):
         services, request = self._services, self._request
         rules = services.bounds.capture
         if rules is not None and rules.covers(request.principal, model.name):
-            begin_capture(services, request, rules, body)
+            request.begin_capture(services.captures, rules, body)
         plan = plan_request(services, request, body, model)
         tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
-        if (budget := self._model_request.reservation.budget) is not None:
+        if (budget := self._model_request.budget) is not None:
             cost, bound = plan.cost, request.output_bound
             output = cost.most_output if bound is None else bound * cost.answers
             services.budgets.cover(budget, prompt=cost.most_prompt, output=output, model=model.name)
         limits = LimitRequest(request.principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
-            self._model_request.reservation.fallback = decision
+            self._model_request.fallback = decision
             await self._model_request.serve(plan, tokens)

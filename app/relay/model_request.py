@@ -15,8 +15,9 @@ import msgspec
 from app.admission import Permit
 from app.asgi import ClientStalled
 from app.errors import EngineFailed, EngineOverloaded, EngineUnavailable
+from app.limits import LimitDecision
 from app.relay.attempts import Attempts
-from app.relay.billing import OUTPUT_WEIGHT, Reservation, billed_usage, engine_work
+from app.relay.billing import OUTPUT_WEIGHT, billed_usage, engine_work, limited_tokens
 from app.relay.call_builder import CallBuilder
 from app.relay.continuation import StreamContinuation
 from app.relay.engine_call import CallResult
@@ -30,7 +31,7 @@ from app.request_body import BodyPlan, ParsedBody, check_taken, media_kinds, pla
 from app.residency import ModelLease, StartWait
 from app.routing import FAULTS, Model, Replica, ReportedTokens
 from app.telemetry import LOAD_WAIT, QUEUE
-from app.usage import Usage
+from app.usage import BudgetReservation, Usage
 from engines.base import EngineDrained, EngineError
 
 WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
@@ -41,9 +42,13 @@ class ModelRequest(msgspec.Struct, eq=False):
 
     services: RelayServices
     request: RequestContext
-    reservation: Reservation
+    # What the request has reserved: given back unless it is settled.
+    decision: LimitDecision
+    budget: BudgetReservation | None  # None: the key has none
     # When the request was planned, by perf_counter; 0.0 once it has failed at the requested model.
     planned_at: float
+    # The latest fallback's, which the caller releases.
+    fallback: LimitDecision | None = None
 
     def serve(
         self, plan: BodyPlan, tokens: int, chain: FallbackChain | None = None
@@ -230,13 +235,20 @@ class ModelRequest(msgspec.Struct, eq=False):
 
     def _settle(self, plan: BodyPlan, result: CallResult, *, canceled: bool) -> None:
         """Settle what a request took that reached an engine, however it ended."""
-        request = self.request
-        if not request.endpoint.metered:
-            self.reservation.settle_as_reserved()
+        request, decision, fallback = self.request, self.decision, self.fallback
+        if not request.endpoint.metered:  # what was reserved is what it used
+            decision.used = decision.terms.tokens
+            if fallback is not None:
+                fallback.used = fallback.terms.tokens
             return
         request.usage = usage = billed_usage(plan, result, canceled=canceled)
-        if usage is not None:
-            self.reservation.settle(usage, plan.model.name)
+        if usage is None:
+            return
+        decision.used = limited_tokens(usage, self.services.bounds.cached_weight)
+        if fallback is not None:
+            fallback.used = decision.used
+        if self.budget is not None:
+            self.budget.settle(usage, plan.model.name)
 
 
 def _reported(usage: Usage | None) -> ReportedTokens | None:

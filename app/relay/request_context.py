@@ -6,15 +6,17 @@ import msgspec
 
 from app.asgi import ClientExchange
 from app.auth import UNAUTHENTICATED, Principal
-from app.capture import Transcript
+from app.capture import CaptureRules, CaptureWriter, Transcript
 from app.errors import InvalidApiKey
 from app.relay.bindings import Binding
 from app.relay.lost_engine import LostEngine
-from app.request_body import Endpoint
+from app.request_body import Endpoint, ParsedBody
 from app.routing import Prefill, ReportedTokens
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
 
+# On every answer that is captured.
+CAPTURED_HEADER = (b"x-gateway-captured", b"true")
 KEY_DISABLED = "this API key was disabled while its request was under way"
 
 
@@ -79,6 +81,22 @@ class RequestContext(msgspec.Struct, eq=False):
         """The fields by which log lines of this request are found."""
         name = self.exchange.request_id
         return {"request_id": name, "model": self.model, "engine": self.engine}
+
+    def begin_capture(self, captures: CaptureWriter, rules: CaptureRules, body: ParsedBody) -> None:
+        """Capture the request from now on, unless that has begun or is not chosen.
+
+        A response whose headers have been sent is not captured: its client would not be told.
+        """
+        exchange = self.exchange
+        if self.capture is not None or exchange.started:
+            return
+        content_type = exchange.header(b"content-type")
+        transcript = captures.open(
+            rules, self.principal, exchange.received_at, content_type, body.raw
+        )
+        if transcript is not None:
+            self.capture = exchange.answer_copy = transcript
+            exchange.extra_headers = [*exchange.extra_headers, CAPTURED_HEADER]
 
     def record(self, total_s: float) -> RequestRecord:
         """Return the facts of the request, as far as they are known `total_s` after its arrival."""

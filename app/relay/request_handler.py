@@ -14,16 +14,13 @@ from urllib.parse import parse_qs
 from app.asgi import ClientExchange
 from app.errors import BadRequest, GatewayError, MissingModel
 from app.limits import LimitDecision
-from app.relay.billing import Reservation
 from app.relay.body_reader import check_size, read_and_scan, read_if_small
-from app.relay.capturing import begin_capture
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.fallbacks import Fallback
 from app.relay.model_request import ModelRequest, plan_request
 from app.relay.request_context import RequestContext
 from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
-from app.relay.start_deadline import DEADLINE_HEADER, read_deadline
 from app.relay.stored_responses import find_previous_engine, relay_stored_response
 from app.relay.stream import send_comments
 from app.request_body import (
@@ -41,6 +38,10 @@ from app.request_body import (
 )
 from app.routing import Model
 from app.usage import BudgetReservation
+
+# The moment by which a client wants its request to be at an engine, in milliseconds from now.
+DEADLINE_HEADER = b"x-request-deadline-ms"
+MOST_MS = 24 * 60 * 60 * 1000
 
 
 def handle_request(services: RelayServices, request: RequestContext) -> Coroutine[Any, Any, None]:
@@ -140,8 +141,7 @@ async def _serve(
         budget: BudgetReservation | None = None
         if request.principal.has_budget and endpoint.metered:
             budget = await _reserve_budget(services, request, plan)
-        reservation = Reservation(decision, budget, bounds.cached_weight)
-        model_request = ModelRequest(services, request, reservation, planned_at)
+        model_request = ModelRequest(services, request, decision, budget, planned_at)
         chain: FallbackChain | None = None
         keep_alive: asyncio.Task[None] | None = None
         try:
@@ -243,13 +243,22 @@ def _check_content_type(exchange: ClientExchange) -> None:
         raise BadRequest("send the header content-type: application/json")
 
 
+def _read_deadline(value: bytes, arrived: float) -> float:
+    """Return the moment that a value of the header names, on the clock of `arrived`, in seconds."""
+    digits = value.strip()
+    ms = int(digits) if digits.isdigit() and len(digits) <= len(str(MOST_MS)) else 0
+    if not 0 < ms <= MOST_MS:
+        raise BadRequest(f"x-request-deadline-ms must be a whole number from 1 to {MOST_MS}")
+    return arrived + ms / 1000
+
+
 def _plan_for_model(services: RelayServices, request: RequestContext, body: ParsedBody) -> BodyPlan:
     """Return the plan for the model that a body names. Raises GatewayError."""
     by_name = request.exchange.by_name
     if b"origin" in by_name:
         _check_content_type(request.exchange)
     if DEADLINE_HEADER in by_name:
-        request.deadline = read_deadline(by_name[DEADLINE_HEADER], request.timeline.started)
+        request.deadline = _read_deadline(by_name[DEADLINE_HEADER], request.timeline.started)
     elif (max_wait_s := request.principal.max_wait_s) is not None:
         request.deadline = request.timeline.started + max_wait_s
     endpoint = request.endpoint
@@ -259,7 +268,7 @@ def _plan_for_model(services: RelayServices, request: RequestContext, body: Pars
         hints = RequestHints(request.exchange, request.principal.id, body)
         split, bounds = binding, services.bounds
         if split.capture is not None:
-            begin_capture(services, request, split.capture, body)
+            request.begin_capture(services.captures, split.capture, body)
         binding = services.bindings.find_target(split, hints.session(), endpoint, bounds)
         model = binding.model
         services.metrics.split_requests.add((split.model.name, model.name))
@@ -267,7 +276,7 @@ def _plan_for_model(services: RelayServices, request: RequestContext, body: Pars
     request.model = model.name
     request.requested_model = body.model
     if binding.capture is not None:
-        begin_capture(services, request, binding.capture, body)
+        request.begin_capture(services.captures, binding.capture, body)
     if not binding.served:
         raise model.not_served(endpoint.label, body.model)
     return plan_body(endpoint.label, body, model, binding.rules)

@@ -284,7 +284,7 @@ def test_value_that_no_gateway_stores_is_replaced(
 ) -> None:
     """The answer is one that limits and headers can be computed from."""
     terms = terms_of(ask(limits(requests=60)))
-    for bucket in ("clock", *(term.place for term in terms.buckets)):
+    for bucket in ("clock", *(term.place for term in terms.scope.buckets)):
         client.set(f"{{{script.prefix}}}:{bucket}", value)
         reading = script.call(requests=[script.request(terms)])[0]
         assert reading.admitted == 1
@@ -296,7 +296,7 @@ def test_lease_that_no_gateway_would_end_frees_its_slot(
     script: Script, client: redis.Redis, score: str
 ) -> None:
     terms = terms_of(ask(limits(concurrent=2)))
-    for term in terms.slots:
+    for term in terms.scope.slots:
         client.zadd(f"{{{script.prefix}}}:{term.place}", {"x": score, "y": score})
     admitted = [script.call(requests=[script.request(terms)])[0].admitted for _ in range(3)]
     print(f"{sum(admitted)} of 2 slots free beside two leases that end at {score}")
@@ -307,17 +307,17 @@ def test_value_of_another_type_is_a_fault_of_that_key_alone(
     script: Script, client: redis.Redis
 ) -> None:
     poisoned = terms_of(ask(limits(requests=60, concurrent=2)))
-    buckets, slots = poisoned.buckets, poisoned.slots
+    buckets, slots = poisoned.scope.buckets, poisoned.scope.slots
     for place in ("clock", *(one.place for one in buckets), *(one.place for one in slots)):
         client.delete(f"{{{script.prefix}}}:{place}")
         client.rpush(f"{{{script.prefix}}}:{place}", "x")
     first = script.request(poisoned)
     assert script.call(requests=[first])[0].admitted == 1
-    for term in poisoned.slots:
+    for term in poisoned.scope.slots:
         client.delete(f"{{{script.prefix}}}:{term.place}")
         client.set(f"{{{script.prefix}}}:{term.place}", "x")
     script.call(renewals=[LeasedTerms(first.lease, poisoned)])
-    for term in poisoned.slots:
+    for term in poisoned.scope.slots:
         client.set(f"{{{script.prefix}}}:{term.place}", "x")
     script.call(releases=[Release(first.lease, poisoned, [0.0])])
     assert script.passes(poisoned)

@@ -9,12 +9,12 @@ def test_charge_made_before_the_body_is_not_repeated() -> None:
         limits(10, 100, 5), limits(20, 200, 6), tokens=50, precharged=True, owner=owned(30, 300, 7)
     )
     terms = terms_of(request)
-    assert [(t.subject, t.kind) for t in terms.buckets] == [
+    assert [(t.subject, t.kind) for t in terms.scope.buckets] == [
         ("key", "requests"), ("key", "tokens"), ("owner", "requests"), ("owner", "tokens"),
         ("model", "requests"), ("model", "tokens"),
     ]  # fmt: skip
     assert list(terms.costs.values()) == [0.0, 30.0, 0.0, 10.0, 3.0, 15.0]
-    assert [slot.subject for slot in terms.slots] == ["model"]
+    assert [slot.subject for slot in terms.scope.slots] == ["model"]
 
 
 def test_a_request_reserves_no_more_of_a_shared_bucket_than_it_holds() -> None:

@@ -10,15 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from app.limits import LimitDecision, Limiter, LimitRequest
-from app.relay.billing import Reservation
-from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
-from app.telemetry.metrics import Metrics
+from app.limits import LimitRequest
+from app.relay.billing import limited_tokens
+from app.settings import NO_LIMITS, LimitSettings
 from app.usage import Usage
 from tests.app.raw import connected
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, ROOT, Gateway, remote, running, settings_for
+from tests.gateway import AUTH, ROOT, Gateway, free_port, remote, running, settings_for
 
 CAPACITY = 10_000
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -199,38 +198,25 @@ async def test_limit_of_a_model_is_shared_by_all_keys(fake: Fake, tmp_path: Path
         assert await gateway.metric("gateway_rate_limited_total", limit="requests") == 1
 
 
-async def test_limits_weigh_cached_tokens_and_budgets_do_not(fake: Fake, tmp_path: Path) -> None:
-    limiter = Limiter(LimitsSettings(), StateSettings(), Metrics())
-    limits = LimitSettings(tokens_per_minute=CAPACITY)
-
-    async def after(cached: int) -> int:
-        mine = LimitRequest(f"key {cached}", limits, "demo", NO_LIMITS, 5000)
-        decision = await limiter.decide(mine)
-        with decision:
-            Reservation(decision, None, 0.25).settle(Usage(4000, 1000, cached=cached), "demo")
-        decision = await limiter.decide(LimitRequest(mine.key_id, limits, "demo", NO_LIMITS, 0))
-        with decision:
-            return int(dict(decision.headers)[b"x-ratelimit-remaining-tokens"])
-
-    assert await after(0) == roughly(5000)
-    assert await after(4000) == roughly(8000)
+def test_limits_weigh_cached_tokens() -> None:
+    assert limited_tokens(Usage(4000, 1000), 0.25) == 5000
+    assert limited_tokens(Usage(4000, 1000, cached=4000), 0.25) == 2000
 
 
-async def test_attached_fallback_is_settled_as_well() -> None:
-    limiter = Limiter(LimitsSettings(), StateSettings(), Metrics())
-    limits = LimitSettings(tokens_per_minute=CAPACITY)
-
-    async def of(model: str, tokens: int) -> LimitDecision:
-        return await limiter.decide(LimitRequest("key", NO_LIMITS, model, limits, tokens))
-
-    with await of("asked", 5000) as decision, await of("fallback", 5000) as share:
-        charge = Reservation(decision, None, 1.0)
-        charge.fallback = share
-        charge.settle(Usage(400, 100), "fallback")
-    for model in ("asked", "fallback"):
-        with await of(model, 0) as decision:
+async def test_a_fallback_is_charged_what_the_request_used(fake: Fake, tmp_path: Path) -> None:
+    gone, limits = f"http://127.0.0.1:{free_port()}", {"tokens_per_minute": CAPACITY}
+    settings = settings_for(
+        {"name": "demo", "fallbacks": ["spare"], "engines": [remote(gone)]},
+        {"name": "spare", "engines": [remote(fake.url)], "limits": limits},
+        run_dir=tmp_path,
+    )
+    async with running(settings) as gateway:
+        assert (await ask(gateway, max_tokens=9000, fake="tokens:5000")).status_code == 200
+        model_limits = LimitSettings(**limits)
+        nothing = LimitRequest("another", NO_LIMITS, "spare", model_limits, 0)
+        with await gateway.state.limiter.decide(nothing) as decision:
             left = int(dict(decision.headers)[b"x-ratelimit-remaining-tokens"])
-            assert left == roughly(CAPACITY - 500)
+    assert left == roughly(CAPACITY - 5003)
 
 
 async def test_every_data_plane_response_has_rate_headers(fake: Fake, tmp_path: Path) -> None:

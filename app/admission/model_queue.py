@@ -161,20 +161,21 @@ class ModelQueue:
     ) -> float | None:
         """Return how long a new request will wait, in seconds; None: it is not known.
 
-        Raises EngineOverloaded for one whose deadline is sooner.
+        Raises EngineOverloaded for one that may well wait beyond its deadline: under a load that
+        lasts all would wait just as long as that, and half of them in vain.
         """
         ahead = self._queue.count_ahead(key_id, priority, deadline)
         expected_s = self._service_rate.expected_wait_s(ahead, now) if self._queue.size else None
-        if now + (expected_s or 0.0) < deadline:
+        likely_s = self._service_rate.likely_wait_s(ahead, expected_s) if expected_s else 0.0
+        if now + likely_s < deadline:
             return expected_s
         if expected_s is None:
             reason = f"the deadline is over before model {self.model!r} has a free slot"
             raise self._overloaded(reason, now)
-        retry_after_s = bounded_retry_s(expected_s)
         raise _overloaded(
             f"the request would wait for about {ceil(expected_s)} s for model {self.model!r}, "
-            "longer than its deadline allows",
-            retry_after_s,
+            f"or for {ceil(likely_s)} s, longer than its deadline allows",
+            bounded_retry_s(expected_s),
         )
 
     def suspend(self) -> None:

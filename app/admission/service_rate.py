@@ -1,7 +1,7 @@
 """The rate at which a queue is served, and the Retry-After that follows from it. Pure."""
 
 from collections import deque
-from math import ceil
+from math import ceil, sqrt
 
 # Requests in the window: enough for a steady figure, few enough to follow a change.
 WINDOW = 32
@@ -41,6 +41,14 @@ class ServiceRate:
         """Return the wait of a request behind so many others; None: none was served yet."""
         served = len(self._times) - 1
         return (ahead + 1) * (now - self._times[0]) / served if served > 0 else None
+
+    def likely_wait_s(self, ahead: int, expected_s: float) -> float:
+        """Return the expected wait and one standard deviation of it: few requests wait longer.
+
+        As if requests were served at random times, those ahead and those that were measured.
+        """
+        served = len(self._times) - 1
+        return expected_s * (1 + sqrt(1 / (ahead + 1) + 1 / served))
 
     def retry_after_s(self, waiting: int, now: float) -> int:
         """Return the Retry-After for a request that finds this many waiting."""

@@ -176,3 +176,7 @@ def test_the_wait_is_expected_by_the_latest_rate() -> None:
     rate.record_served(2.0)
     rate.record_served(4.0)
     assert rate.expected_wait_s(4, 4.0) == 10.0
+    assert rate.likely_wait_s(1, 4.0) == 8.0  # two are to be served, and two were: 4 ± 4
+    for second in range(6, 70, 2):
+        rate.record_served(float(second))
+    assert rate.likely_wait_s(31, 64.0) == 80.0  # of 32 either way

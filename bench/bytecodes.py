@@ -1,6 +1,7 @@
 """Counts the bytecodes and Python calls of one request in a gateway, without a clock.
 
     python -m bench.bytecodes [--stored-key] [--top N]     lists the functions too
+    python -m bench.bytecodes --policy prefix              a choice among four engines
     python -m bench --only bytecodes                       a table of the benchmarks
 
 The whole gateway runs in this process behind a real port, everything on, in front of a stub engine
@@ -22,8 +23,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -48,6 +49,10 @@ ENDED = "_task_ended"  # the last function that runs for a request
 # A function with fewer calls per chunk runs in between: a stream lasts a second.
 FOR_EACH = 0.9
 PACE_MS = 12.0  # far above the time of a traced chunk, so that none arrives with the next
+# What a rule chooses among, and by: a prompt that an engine has cached.
+RULE_ENGINES = 4
+RULE_PROMPT = "hello " * 1400  # 8 KB
+RULES = ("round_robin", "least_loaded", "session", "prefix")
 QUIET_S = 0.004  # without a bytecode: the request has ended
 RUN_S = 300.0
 
@@ -111,14 +116,13 @@ class Tracer:
 class Client:
     """One kept-alive connection to the gateway."""
 
-    def __init__(self, port: int, key: str) -> None:
-        self._url = f"http://127.0.0.1:{port}"
-        self._key = key
+    def __init__(self, port: int, key: str, prompt: str) -> None:
+        self._load = Load(url=f"http://127.0.0.1:{port}", key=key, prompt=prompt)
         self._socket = socket.create_connection(("127.0.0.1", port))
 
     def send(self, *, tokens: int = SHORT, stream: bool = False) -> None:
         """Send a request and read its response. Raises RuntimeError unless it has status 200."""
-        load = Load(url=self._url, key=self._key, tokens=tokens, stream=stream)
+        load = msgspec.structs.replace(self._load, tokens=tokens, stream=stream)
         self._socket.sendall(payload(load))
         got = b""
         while not _whole(got):
@@ -138,9 +142,8 @@ def _whole(response: bytes) -> bool:
     return len(body) >= int(length[1]) if length else body.endswith(b"0\r\n\r\n")
 
 
-def count(port: int, key: str, tracer: Tracer) -> Counts:
-    """Return the counts of a gateway on this port, whose thread has the tracer."""
-    client = Client(port, key)
+def count(client: Client, tracer: Tracer) -> Counts:
+    """Return the counts of a client's gateway, whose thread has the tracer."""
     for _ in range(WARM_UP):
         client.send()
     client.send(stream=True)
@@ -202,7 +205,9 @@ def _file(code: CodeType) -> str:
 
 
 @contextmanager
-def _measuring(port: int, tracer: Tracer, found: list[Counts], *, stored: bool) -> Iterator[None]:
+def _measuring(
+    port: int, tracer: Tracer, found: list[Counts], prompt: str, *, stored: bool
+) -> Iterator[None]:
     """Measure in a thread during the body, then end the gateway in this one by SIGTERM."""
 
     def measure() -> None:
@@ -211,7 +216,8 @@ def _measuring(port: int, tracer: Tracer, found: list[Counts], *, stored: bool) 
             deadline = time.monotonic() + RUN_S
             while not answers(url) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            found.append(count(port, _new_key(url) if stored else KEY, tracer))
+            key = _new_key(url) if stored else KEY
+            found.append(count(Client(port, key, prompt), tracer))
         finally:
             tracer.on = False
             os.kill(os.getpid(), signal.SIGTERM)
@@ -233,18 +239,27 @@ def _new_key(url: str) -> str:
     return key
 
 
-def run_here(*, stored: bool = False) -> Counts:
-    """Run gateway and client in this process; return the counts."""
+def run_here(*, stored: bool = False, policy: str | None = None) -> Counts:
+    """Run gateway and client in this process; return the counts.
+
+    `policy`: the rule by which one of RULE_ENGINES is chosen, or None for one engine.
+    """
     from app.cli import main as gateway
 
     tracer, found = Tracer(), list[Counts]()
     os.environ |= {"GATEWAY_API_KEYS": KEY, "GATEWAY_ADMIN_KEY": ADMIN_KEY}
-    with tempfile.TemporaryDirectory() as home, stub("bytecodes-stub", itl_ms=PACE_MS) as engine:
-        port, directory = free_port(), Path(home)
+    prompt = Load(url="").prompt if policy is None else RULE_PROMPT
+    with ExitStack() as stack:
+        directory, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
+        urls = [
+            stack.enter_context(stub(f"bytecodes-stub-{number}", itl_ms=PACE_MS))
+            for number in range(1 if policy is None else RULE_ENGINES)
+        ]
+        models = in_front_of(*urls, **({} if policy is None else {"policy": policy}))
         config = directory / "gateway.yaml"
-        config.write_text(yaml.safe_dump(configuration(directory, port, in_front_of(engine))))
+        config.write_text(yaml.safe_dump(configuration(directory, port, models)))
         sys.argv = ["vllm-gateway", "serve", "--config", str(config)]
-        with _measuring(port, tracer, found, stored=stored):
+        with _measuring(port, tracer, found, prompt, stored=stored):
             sys.settrace(tracer.trace)
             try:
                 with suppress(SystemExit):
@@ -255,22 +270,31 @@ def run_here(*, stored: bool = False) -> Counts:
 
 
 def measure() -> Table:
-    """Run the counter in a process of its own; return its table. Raises CalledProcessError."""
-    argv = [sys.executable, "-m", "bench.bytecodes", "--json"]
+    """Run the counter in processes of its own; return its table. Raises CalledProcessError."""
+    return table(_run(), {rule: _run(f"--policy={rule}").request for rule in RULES})
+
+
+def _run(*options: str) -> Counts:
+    argv = [sys.executable, "-m", "bench.bytecodes", "--json", *options]
     done = subprocess.run(
         argv, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=RUN_S
     )
-    return table(msgspec.json.decode(done.stdout.splitlines()[-1], type=Counts))
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Counts)
 
 
-def table(counts: Counts) -> Table:
-    """Return the table of a gateway's counts."""
+def table(counts: Counts, by_rule: Mapping[str, int]) -> Table:
+    """Return the table of a gateway's counts, and of a plain request's bytecodes by rule."""
+    of = f"plain request of 8 KB, one of {RULE_ENGINES} engines"
     return Table(
         "Bytecodes",
         ["", "bytecodes", "calls"],
         [
             ["plain request", number(counts.request, 0), number(counts.calls, 0)],
             ["chunk of a stream", number(counts.chunk, 0), number(counts.chunk_calls, 0)],
+            *(
+                [f"{of} by `{rule}`", number(bytecodes, 0), ""]
+                for rule, bytecodes in by_rule.items()
+            ),
         ],
         "Of one warm request in the gateway's thread, everything on, counted by a trace function: "
         "the same on every machine with this version of Python.",
@@ -281,10 +305,11 @@ def main() -> None:
     """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m bench.bytecodes", description=__doc__)
     parser.add_argument("--stored-key", action="store_true", help="a key of the database")
+    parser.add_argument("--policy", choices=RULES, help=f"of {RULE_ENGINES} engines")
     parser.add_argument("--top", type=int, default=40, help="functions to list")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     options = parser.parse_args()
-    counts = run_here(stored=options.stored_key)
+    counts = run_here(stored=options.stored_key, policy=options.policy)
     if options.json:
         print(msgspec.json.encode(counts).decode())
         return

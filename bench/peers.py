@@ -197,9 +197,9 @@ def _gateway(
     return Peer(name, version, start)
 
 
-def in_front_of(engine: str, **more: object) -> list[dict[str, object]]:
-    """Return the models of a gateway in front of one engine; `more` are settings of the model."""
-    return [{"name": MODEL, "engines": [{"kind": "remote", "url": engine}], **more}]
+def in_front_of(*engines: str, **more: object) -> list[dict[str, object]]:
+    """Return the model of a gateway in front of engines by URL; `more` are settings of it."""
+    return [{"name": MODEL, "engines": [{"kind": "remote", "url": url} for url in engines], **more}]
 
 
 def _continuation(build: Build, value: str) -> dict[str, object]:

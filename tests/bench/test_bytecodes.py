@@ -27,4 +27,6 @@ def test_the_table_has_a_row_for_a_request_and_one_for_a_chunk() -> None:
     function = Function("app/relay/relay.py", "Relay.serve", 60.0, 1.0)
     counts = Counts(6234, 222, 332.8, 9.0, 1200.0, [function], [])
 
-    assert [row[1:] for row in table(counts).rows] == [["6,234", "222"], ["333", "9"]]
+    rows = table(counts, {"prefix": 7000}).rows
+    assert [row[1:] for row in rows] == [["6,234", "222"], ["333", "9"], ["7,000", ""]]
+    assert "`prefix`" in rows[-1][0]

@@ -40,7 +40,7 @@ def main() -> None:
     os.dup2(2, 1)
     os.nice(NICENESS)
     lines: list[list[str]] = json.load(sys.stdin)
-    gc.set_threshold(5_000, 20, 20)  # as in engines.inside.vllm_gateway_serve
+    gc.disable()  # as in engines.inside.vllm_gateway_serve, and to its end
 
     import vllm
     from vllm.platforms import current_platform

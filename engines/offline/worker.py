@@ -68,7 +68,8 @@ class CommandChannel:
 
 
 def main(fd: int) -> None:
-    gc.set_threshold(5_000, 20, 20)  # as in engines.inside.vllm_gateway_serve
+    gc.disable()  # until the model is loaded, as in engines.inside.vllm_gateway_serve
+    gc.set_threshold(5_000, 20, 20)
     channel = CommandChannel(fd)
     job = channel.read_job()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -102,6 +103,8 @@ def run(job: Job, channel: CommandChannel) -> None:
         raise UserError(f"{job.model} is not a model that generates text")
     params = sampling_params(model_config.get_diff_sampling_param(), job.sampling)
     llm = LLM.from_engine_args(engine_args)
+    gc.freeze()
+    gc.enable()
     batch = Batch(llm, job, params, make_splitter(llm, job, parser_class))
     channel.send("loaded", max_model_len=llm.model_config.max_model_len)
     for event in batch.run():

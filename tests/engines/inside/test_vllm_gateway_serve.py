@@ -11,8 +11,10 @@ from tests.engines.environments import make_environment
 SERVER = """
 import gc, multiprocessing, sys
 
+imported = gc.isenabled()
+
 def main():
-    print(sys.argv[1:], gc.get_threshold()[0], flush=True)
+    print(sys.argv[1:], imported, gc.isenabled(), gc.get_threshold()[0], flush=True)
     child = multiprocessing.get_context("spawn").Process(target=print_process)
     child.start()
     child.join()
@@ -26,7 +28,9 @@ def print_process():
 
 
 @pytest.mark.slow
-def test_spawned_process_imports_nothing_of_the_server(tmp_path: Path) -> None:
+def test_server_imports_without_the_collector_and_spawned_processes_nothing_of_it(
+    tmp_path: Path,
+) -> None:
     python = make_environment(tmp_path, "0.32.0")
     [vllm] = tmp_path.glob("lib/python3*/site-packages/vllm")
     server = vllm / "entrypoints" / "launchers" / "api_server" / "entry.py"
@@ -35,4 +39,4 @@ def test_spawned_process_imports_nothing_of_the_server(tmp_path: Path) -> None:
     done = subprocess.run(
         [*launcher(python), "--flag"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.splitlines() == ["['--flag'] 5000", "[] 5000"], done.stderr
+    assert done.stdout.splitlines() == ["['--flag'] False True 5000", "[] 5000"], done.stderr

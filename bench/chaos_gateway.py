@@ -186,8 +186,12 @@ def _configuration(directory: Path, port: int) -> dict[str, object]:
                     **engine,
                     "model": str(DEMO),
                     "args": {**engine["args"], "max-model-len": length},
-                    # A worker of its own, which is killed as well.
-                    "env": {**engine["env"], "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+                    # A worker of its own, which is killed as well; spawned, as on GPUs.
+                    "env": {
+                        **engine["env"],
+                        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+                        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+                    },
                     "restart": RESTART,
                 }
             ],

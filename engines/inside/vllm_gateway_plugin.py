@@ -12,6 +12,12 @@ its generator back with `set_offset()` (`gpu_model_runner.py`), which CPU genera
 EngineCore dies, with every request in it. Here those samples do not use the request's generator at
 all, so that the seed means the same however the prompt was divided.
 
+**Forks.** vLLM 0.32 has every process of a CPU engine spawned (`platforms/cpu.py`), whatever
+VLLM_WORKER_MULTIPROC_METHOD says, and each imports all modules again: half of the start of a small
+model. Here `fork` in the engine's environment is heeded, as on GPUs. It is for one thread in each
+process (OMP_NUM_THREADS=1): OpenMP's threads do not survive a fork, and what vLLM preloads for many
+of them needs a new program.
+
 Only processes of managed engines are changed, and only on vLLM's CPU platform: a single GPU's
 worker shares EngineCore's process, and machines with several GPUs have cores to spin on.
 """
@@ -19,6 +25,7 @@ worker shares EngineCore's process, and machines with several GPUs have cores to
 import logging
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +36,7 @@ MARKER_VARIABLE = "ENGINE_OF_GATEWAY"
 # A step of the smallest model takes 2 ms, and the kernel adds 50 us. At 10 us the polling itself
 # used up the cores; 300 us cost 15 % of the throughput at 8 streams.
 POLL_S = 0.0001
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def register() -> None:
@@ -47,11 +55,34 @@ def register() -> None:
         shm_broadcast.sched_yield = pause
         log.info("polls shared memory with sleeps instead of spinning")
     # The API server has no model; importing the runner would cost it a second.
-    if multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is None:
+        if os.environ.get(METHOD) == "fork":
+            heed_fork(current_platform)
+    else:
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         CPUModelRunner.sample_tokens = sparing_generators(CPUModelRunner.sample_tokens)
         log.info("keeps generators of seeds from samples that are thrown away")
+
+
+def heed_fork(platform: Any) -> None:
+    """Have processes of a CPU engine forked, although its platform sets `spawn`."""
+    update = platform.check_and_update_config
+
+    def check_and_update_config(config: Any) -> None:
+        update(config)
+        os.environ[METHOD] = "fork"
+
+    platform.check_and_update_config = check_and_update_config
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _begin_anew() -> None:
+    """Undo in a forked process what its parent did and a spawned one would not inherit."""
+    from vllm import plugins
+
+    signal.set_wakeup_fd(-1)  # that of the parent's event loop
+    plugins.plugins_loaded = False  # each process loads them
 
 
 def pause() -> None:

@@ -53,10 +53,15 @@ ENGINE: dict[str, Any] = {
     "args": {**_DEMO["args"], "max-num-seqs": 16, "enable-tokenizer-info-endpoint": True},
     **({"python": PYTHON} if PYTHON else {}),
 }
-# With a process for each device, as on GPUs: its traces are more, and its start takes longer.
+# With a process for each device, and all of them spawned, as on GPUs: its traces are more, and its
+# start takes longer.
 ENGINE_WITH_WORKER: dict[str, Any] = {
     **ENGINE,
-    "env": {**ENGINE["env"], "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    "env": {
+        **ENGINE["env"],
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    },
 }
 
 

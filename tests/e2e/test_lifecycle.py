@@ -279,6 +279,7 @@ def test_reload_that_replaces_the_engine_fails_no_request(
         assert planned["difference"] == [
             f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
             "~ model demo: env.VLLM_ENABLE_V1_MULTIPROCESSING changed (replaces demo-0)",
+            "~ model demo: env.VLLM_WORKER_MULTIPROC_METHOD changed (replaces demo-0)",
             "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
         ]
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -62,6 +63,51 @@ def test_managed_engines_on_cpus_sleep_between_polls(monkeypatch: pytest.MonkeyP
             setattr(sys.modules[package], last, module)
     vllm_gateway_plugin.register()
     assert vars(module)["sched_yield"] is vllm_gateway_plugin.pause
+
+
+FORKING = """
+import multiprocessing, os, sys
+from types import ModuleType, SimpleNamespace
+
+plugins = ModuleType("vllm.plugins")
+plugins.plugins_loaded = True
+sys.modules |= {"vllm": ModuleType("vllm"), "vllm.plugins": plugins}
+from engines.inside.vllm_gateway_plugin import METHOD, heed_fork
+
+def spawn(config):
+    os.environ[METHOD] = "spawn"
+
+def print_loaded():
+    print(plugins.plugins_loaded)
+
+platform = SimpleNamespace(check_and_update_config=spawn)
+heed_fork(platform)
+platform.check_and_update_config(None)
+method = os.environ[METHOD]
+print(method, flush=True)
+process = multiprocessing.get_context(method).Process(target=print_loaded)
+process.start()
+process.join()
+print(plugins.plugins_loaded)
+"""
+
+
+@pytest.mark.slow
+def test_forked_processes_load_plugins_as_spawned_ones_do() -> None:
+    command = [sys.executable, "-c", FORKING]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["fork", "False", "True"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_core_of_real_vllm_is_forked_and_repaired(gateway: Deployment) -> None:
+    """A spawned one has Python's resource tracker next to it."""
+    titles = ["".join(process.cmdline()) for process in gateway.family()]
+    assert sum("EngineCore" in title for title in titles) == 1
+    assert not any("resource_tracker" in title for title in titles)
+    log = (gateway.run_dir / "demo-0" / "engine.log").read_text()
+    assert re.search(r"\(EngineCore .*keeps generators of seeds from samples", log)
 
 
 @pytest.mark.slow

@@ -36,7 +36,8 @@ DAMAGED_CLUSTERS = "tests/engines/ray/test_damaged_clusters.py"
 LONGEST = (
     "gateway", "tests/docs/test_commands.py", "tests/e2e/test_ray.py",
     "tests/e2e/test_lifecycle.py", "tests/e2e/test_generate.py", "tests/e2e/test_in_process.py",
-    "tests/e2e/test_adapters.py", "tests/e2e/test_dashboards.py",
+    "tests/e2e/test_adapters.py", "tests/e2e/test_dashboards.py", "tests/e2e/test_on_demand.py",
+    "tests/contract/test_engine_contract.py::TestContainerOnVllm",
     "tests/e2e/test_failing_starts.py",
     "ray", DAMAGED_CLUSTERS,
     "tests/deploy/test_systemd.py", "tests/fleet/test_exactness.py",

@@ -1,27 +1,42 @@
 """Two models on demand in the memory of one: real vLLM makes way for a fake engine.
 
-A cold request is traced, by the gateway and by vLLM. The tests are in order: each begins where the
-one before it ended.
+A cold request waits while vLLM downloads the model from ModelScope, which is a server of this
+machine here, and is traced, by the gateway and by vLLM. The tests are in order: each begins where
+the one before it ended.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployment import ENGINE, Deployment, alive, demo_model, deployed, until_ready
+from tests.e2e.deployment import (
+    ADMIN_KEY,
+    ENGINE,
+    START_S,
+    Deployment,
+    alive,
+    demo_model,
+    deployed,
+    until_ready,
+)
 from tests.e2e.mixed_gateway import MIXED
 from tests.fakes.collector import Collector
+from tests.fakes.hub import FakeHub, serving_hub
+from tests.fakes.modelscope import ModelScopeHandler
 from tests.services import CollectorServer
 from tests.waiting import poll_until
 
 # vLLM's three processes take 2.7 GiB with this model.
 FREED_MIB = 1000
 PATIENCE_S = 180
+WEIGHTS = "model.safetensors"
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 # OpenTelemetry's numbers for the kinds of span.
 SERVER, CLIENT = 2, 3
@@ -35,17 +50,38 @@ def backend() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    """ModelScope with the demo model; the download of its weights pauses until `go_on` is set."""
+    hub = FakeHub(pause_after=1_000_000)
+    hub.add_directory(demo_model())
+    with serving_hub(hub, ModelScopeHandler):
+        yield hub
+        hub.go_on.set()
+
+
+def from_modelscope(hub: FakeHub, cache: Path) -> dict[str, Any]:
+    """Return what has an engine download its model from a hub."""
+    variables = {
+        "HF_HUB_OFFLINE": "0",
+        "VLLM_USE_MODELSCOPE": True,
+        "MODELSCOPE_ENDPOINT": hub.url,
+        "MODELSCOPE_CACHE": str(cache),
+    }
+    return {"model": hub.repo, "env": {**ENGINE["env"], **variables}}
+
+
+@pytest.fixture(scope="module")
 def deployment(
-    backend: Collector, tmp_path_factory: pytest.TempPathFactory
+    backend: Collector, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
     """A gateway that is ready with no model loaded; its spans go over HTTP, vLLM's over gRPC."""
-    demo_model()
     with ExitStack() as stack:
+        cache = tmp_path_factory.mktemp("cache")
         collector = CollectorServer(backend.url)
         stack.callback(collector.remove)
         collector.start()
         args = {**ENGINE["args"], "otlp-traces-endpoint": collector.grpc_url}
-        engine = {**ENGINE, "args": args, "memory_gib": 3.0}
+        engine = {**ENGINE, **from_modelscope(hub, cache), "args": args, "memory_gib": 3.0}
         fake = {"kind": "process", "model": "fake", "args": {"fake-start": "ok"}}
         models: list[dict[str, Any]] = [
             {"name": "one", "load": "on_demand", "engines": [engine]},
@@ -89,6 +125,14 @@ def ask(deployment: Deployment, model: str, **headers: str) -> httpx.Response:
         )
 
 
+def phase(deployment: Deployment, model: str) -> str:
+    """Return the phase of the start of a model's engine."""
+    with deployment.client(ADMIN_KEY) as client:
+        rows = client.get("/admin/engines").json()["data"]
+    [progress] = [row["progress"] for row in rows if row["name"] == f"{model}-0"]
+    return str((progress or {}).get("phase"))
+
+
 def starts(deployment: Deployment, engine: str) -> int:
     """Return how often an engine was started."""
     logs = (deployment.run_dir / engine).glob("engine.log*")
@@ -103,8 +147,8 @@ def series(deployment: Deployment, beginning: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(beginning)]
 
 
-def test_cold_requests_start_one_engine_and_are_traced_by_vllm_as_well(
-    deployment: Deployment, backend: Collector
+def test_cold_requests_wait_for_one_download_and_are_traced_by_vllm_as_well(
+    deployment: Deployment, backend: Collector, hub: FakeHub
 ) -> None:
     assert "model  one (loads at the first request)" in deployment.said()
     assert httpx.get(f"{deployment.url}/ready").status_code == 200
@@ -112,9 +156,18 @@ def test_cold_requests_start_one_engine_and_are_traced_by_vllm_as_well(
 
     traced = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
     with ThreadPoolExecutor(2) as threads:
-        cold = list(threads.map(lambda sent: ask(deployment, "one", **sent), ({}, traced)))
+        asked = threads.map(lambda sent: ask(deployment, "one", **sent), ({}, traced))
+        try:
+            downloading = re.compile(r"downloading \d\.\d of 1\.3 MiB")
+            poll_until(lambda: downloading.fullmatch(phase(deployment, "one")), START_S)
+        finally:
+            hub.go_on.set()
+        cold = list(asked)
     assert [answer.status_code for answer in cold] == [200, 200]
+    contents = [answer.json()["choices"][0]["message"]["content"] for answer in cold]
+    assert all(content.startswith("Hello!") for content in contents)
     assert starts(deployment, "one-0") == 1
+    assert hub.downloads(WEIGHTS) == [""]
 
     # The gateway and vLLM send what they have every few seconds.
     wanted = {"chat one", "engine one-0", "llm_request"}
@@ -122,12 +175,12 @@ def test_cold_requests_start_one_engine_and_are_traced_by_vllm_as_well(
         lambda spans: wanted <= {span.name for span in spans if span.trace_id == TRACE_ID}, 30
     )
     spans = {span.name: span for span in backend.spans if span.trace_id == TRACE_ID}
-    root, asked, theirs = spans["chat one"], spans["engine one-0"], spans["llm_request"]
+    root, sent, theirs = spans["chat one"], spans["engine one-0"], spans["llm_request"]
     assert (root.parent_id, root.kind) == (PARENT_ID, SERVER)
-    assert (asked.parent_id, asked.kind) == (root.span_id, CLIENT)
-    assert theirs.parent_id == asked.span_id
-    assert asked.start_ns < theirs.start_ns
-    assert asked.resource["service.name"] == "vllm-gateway"
+    assert (sent.parent_id, sent.kind) == (root.span_id, CLIENT)
+    assert theirs.parent_id == sent.span_id
+    assert sent.start_ns < theirs.start_ns
+    assert sent.resource["service.name"] == "vllm-gateway"
     assert "vllm.instrumenting_module_name" in theirs.resource
     usage = cold[1].json()["usage"]
     assert root.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]

@@ -267,10 +267,16 @@ def chat(url: str, key: str) -> httpx.Response:
     return httpx.post(f"{url}/v1/chat/completions", headers=headers, json=body)
 
 
+@cache
+def _polling_client() -> httpx.Client:
+    """Return a client of single requests: to make one takes longer than its request."""
+    return httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
+
+
 def responds(url: str) -> bool:
     """Return whether a server answers a GET with 200."""
     try:
-        return httpx.get(url).status_code == 200
+        return _polling_client().get(url).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -21,7 +21,7 @@ async def database(tables_url: str) -> AsyncIterator[Faulty]:
         yield database
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake_url() -> Iterator[str]:
     """The fake in a process of its own: these tests block the loop that they would share."""
     port = free_port()

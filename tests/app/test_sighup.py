@@ -5,25 +5,29 @@ import pty
 import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.e2e import deployment as e2e
 from tests.e2e.deployment import (
     ADMIN_KEY,
     COMMAND,
+    ROOT,
     Deployment,
-    deployed,
     environment,
     until_ready,
     write_config,
 )
+from tests.forked import run_forked
 from tests.gateway import free_port, remote, responds
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
+deployed = partial(e2e.deployed, fork=True)
 
 
 def rewrite(file: Path, *models: dict[str, Any], **server: Any) -> None:
@@ -36,14 +40,7 @@ def rewrite(file: Path, *models: dict[str, Any], **server: Any) -> None:
 
 def reload(deployment: Deployment, *options: str) -> tuple[int, list[str], list[str]]:
     """Run the command; return its exit code and what it said on both outputs."""
-    ended = subprocess.run(
-        [*COMMAND, "reload", *options],
-        env=environment(GATEWAY_URL=deployment.url),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_forked("reload", *options, env=environment(GATEWAY_URL=deployment.url), cwd=ROOT)
     assert ADMIN_KEY not in ended.stdout + ended.stderr
     return ended.returncode, ended.stdout.splitlines(), ended.stderr.splitlines()
 

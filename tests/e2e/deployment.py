@@ -20,6 +20,7 @@ import yaml
 from app.settings import LimitSettings
 from engines.flags.check import MAX_CACHED
 from engines.flags.check import NAME as FLAGS
+from tests.forked import ForkedCommand
 from tests.gateway import free_port, make_tables, responds
 from tests.waiting import poll_until
 
@@ -69,7 +70,7 @@ ENGINE_WITH_WORKER: dict[str, Any] = {
 class Deployment:
     """A running `vllm-gateway serve`."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedCommand
     port: int
     run_dir: Path
     output: Path
@@ -180,20 +181,31 @@ def launch(
     command: Sequence[str] = COMMAND,
     cwd: Path = ROOT,
     variables: Mapping[str, str] | None = None,
+    *,
+    fork: bool = False,
 ) -> Deployment:
-    """Start a gateway on a configuration file, the first or a later one; the caller ends it."""
+    """Start a gateway on a configuration file, the first or a later one; the caller ends it.
+
+    `fork`: as a `ForkedCommand`.
+    """
     server = yaml.safe_load(config.read_text())["server"]
     run_dir, output = Path(server["run_dir"]), config.with_name(f"output-{number}.txt")
     use_known_flags(run_dir)
-    with output.open("w") as out:
-        process = subprocess.Popen(
-            [*command, "serve", "--config", str(config)],
-            env=environment(**(variables or {})),
-            cwd=cwd,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    arguments = ("serve", "--config", str(config))
+    env = environment(**(variables or {}))
+    process: subprocess.Popen[str] | ForkedCommand
+    if fork:
+        process = ForkedCommand(*arguments, env=env, cwd=cwd, output=output)
+    else:
+        with output.open("w") as out:
+            process = subprocess.Popen(
+                [*command, *arguments],
+                env=env,
+                cwd=cwd,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
     return Deployment(process, server["port"], run_dir, output)
 
 
@@ -203,11 +215,15 @@ def deployed(
     *models: dict[str, Any],
     command: Sequence[str] = COMMAND,
     variables: Mapping[str, str] | None = None,
+    fork: bool = False,
     **server: Any,
 ) -> Iterator[Deployment]:
-    """Run a gateway; it is listening when the body begins, and gone with all it started after."""
+    """Run a gateway; it is listening when the body begins, and gone with all it started after.
+
+    `fork`: as a `ForkedCommand`.
+    """
     config = write_config(directory, *models, **server)
-    deployment = launch(config, command=command, variables=variables)
+    deployment = launch(config, command=command, variables=variables, fork=fork)
     process = deployment.process
     try:
         poll_until(lambda: process.poll() is not None or responds(f"{deployment.url}/health"), 30)

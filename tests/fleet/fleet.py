@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,8 @@ import asyncpg
 import httpx
 import yaml
 
-from tests.e2e.deployment import COMMAND, environment
+from tests.e2e.deployment import environment
+from tests.forked import ForkedCommand
 from tests.gateway import free_port
 from tests.services import PostgresServer, RedisServer
 from tests.waiting import poll_until
@@ -28,7 +28,7 @@ START_S = 60.0
 class Member:
     """One gateway of the fleet."""
 
-    process: subprocess.Popen[bytes]
+    process: ForkedCommand
     port: int
     output: Path
 
@@ -41,7 +41,7 @@ class Member:
 
     def kill(self) -> None:
         """End it as a crash would."""
-        self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait(30)
 
     def admin(self, method: str, path: str, **fields: Any) -> Any:
@@ -140,14 +140,8 @@ def _member(home: Path, port: int, config: dict[str, Any]) -> Iterator[Member]:
     file = home / "gateway.yaml"
     file.write_text(yaml.safe_dump(config))
     output = home / "output.txt"
-    with output.open("wb") as out:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(file)],
-            env=environment(GATEWAY_ADMIN_KEY=ADMIN_KEY),
-            cwd=home,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+    env = environment(GATEWAY_ADMIN_KEY=ADMIN_KEY)
+    process = ForkedCommand("serve", "--config", str(file), env=env, cwd=home, output=output)
     member = Member(process, port, output)
     try:
         poll_until(lambda: process.poll() is not None or "serves on" in member.said(), START_S)

@@ -11,7 +11,9 @@ import pytest
 
 from app.cli.fetch import progress_line
 from tests.disks import MIB, SmallDisk
+from tests.e2e.deployment import ROOT
 from tests.fakes.hub import COMMIT, FakeHub, serving_hub
+from tests.forked import run_forked
 from tests.waiting import poll_until
 
 WEIGHTS = bytes(range(256)) * 4096
@@ -37,10 +39,8 @@ def hub() -> Iterator[FakeHub]:
 def fetch(
     hub: FakeHub, home: Path, *options: str, model: str = "org/demo", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    command = [COMMAND, "fetch", model, *options]
-    return subprocess.run(
-        command, env=environment(hub, home) | variables, capture_output=True, text=True, timeout=120
-    )
+    env = environment(hub, home) | variables
+    return run_forked("fetch", model, *options, env=env, cwd=ROOT)
 
 
 def environment(hub: FakeHub, home: Path) -> dict[str, str]:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.disks import MIB, SmallDisk
+from tests.e2e.deployment import ROOT
 from tests.fakes.hub import FakeHub, serving_hub
 from tests.fakes.modelscope import ModelScopeHandler
+from tests.forked import run_forked
 from tests.waiting import poll_until
 
 WEIGHTS = bytes(range(256)) * 4096
@@ -46,13 +48,8 @@ def fetch(
     hub: FakeHub, to: Path | None, *options: str, model: str = "org/demo", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     home = Path("/none") if to is None else to.with_name("home")
-    return subprocess.run(
-        [COMMAND, *arguments(to, *options, model=model)],
-        env=environment(hub, home) | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = environment(hub, home) | variables
+    return run_forked(*arguments(to, *options, model=model), env=env, cwd=ROOT)
 
 
 def said(ended: "subprocess.CompletedProcess[str]") -> str:

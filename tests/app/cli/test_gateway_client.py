@@ -16,6 +16,7 @@ from tests.app.cli.gateway import KEY, FakeGateway, fault, run, serving
 from tests.app.configuration import GOOD, isolate
 from tests.certificates import make_identity
 from tests.e2e.deployment import COMMAND, environment
+from tests.forked import ForkedCommand, run_forked
 from tests.gateway import free_port, remote
 from tests.waiting import poll_until
 
@@ -244,7 +245,7 @@ class TestFaults:
 
 @pytest.mark.slow
 def test_deleted_admin_key_is_refused(fake_url: str, tmp_path: Path) -> None:
-    """The commands of the quick start in one shell, then what an operator does after a leak."""
+    """The commands of the quick start, then what an operator does after a leak."""
     model = {"name": "demo", "engines": [remote(fake_url)]}
     server = {"host": "127.0.0.1", "port": free_port(), "run_dir": str(tmp_path / "run")}
     configuration = {"server": server, "models": [model]}
@@ -253,39 +254,32 @@ def test_deleted_admin_key_is_refused(fake_url: str, tmp_path: Path) -> None:
     del variables["GATEWAY_ADMIN_KEY"]
     variables["PATH"] = f"{Path(COMMAND[0]).parent}{os.pathsep}{variables['PATH']}"
 
-    def shell(script: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "-euc", script],
-            cwd=tmp_path,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_forked(*words, env=variables, cwd=tmp_path)
 
-    with (tmp_path / "output.txt").open("w") as output:
-        gateway = subprocess.Popen(
-            [*COMMAND, "serve"], cwd=tmp_path, env=variables, stdout=output, stderr=output
-        )
+    gateway = ForkedCommand("serve", env=variables, cwd=tmp_path, output=tmp_path / "output.txt")
     try:
         poll_until(lambda: "serves on" in (tmp_path / "output.txt").read_text(), 60)
-        made = shell("vllm-gateway keys create --name me --role admin | tail -n 1")
+        create = "vllm-gateway keys create --name me --role admin | tail -n 1"
+        made = subprocess.run(
+            ["bash", "-euc", create], cwd=tmp_path, env=variables, capture_output=True, text=True
+        )
         variables["GATEWAY_KEY"] = made.stdout.strip()
         key_id = id_of(variables["GATEWAY_KEY"].encode())
-        poll_until(lambda: shell("vllm-gateway status").returncode == 0)
-        assert shell(f"vllm-gateway keys disable {key_id} --now").returncode == 0
-        poll_until(lambda: "answers 401: " in shell("vllm-gateway status").stderr)
-        assert shell(f"vllm-gateway keys delete {key_id}").returncode == 0
-        poll_until(lambda: "answers 401: " in shell("vllm-gateway status").stderr)
+        assert key_id is not None, made.stderr
+        poll_until(lambda: command("status").returncode == 0)
+        assert command("keys", "disable", key_id, "--now").returncode == 0
+        poll_until(lambda: "answers 401: " in command("status").stderr)
+        assert command("keys", "delete", key_id).returncode == 0
+        poll_until(lambda: "answers 401: " in command("status").stderr)
         assert '"key":"root"' not in (tmp_path / "output.txt").read_text()
     finally:
         gateway.terminate()
         gateway.wait(30)
 
     variables["GATEWAY_ADMIN_KEY"] = variables["GATEWAY_KEY"]
-    for command in ("serve", "check"):
-        refused = shell(f"vllm-gateway {command}")
+    for name in ("serve", "check"):
+        refused = command(name)
         assert refused.returncode == 2
         [line] = refused.stderr.splitlines()
         assert "GATEWAY_ADMIN_KEY: holds a key of the key store (sk-gw-…)" in line

@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 import sqlite3
-import subprocess
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,8 @@ from app.cli.key_files import secrets_file
 from app.settings import ConfigError, load_settings
 from tests.app.cli import gateway
 from tests.app.cli.conftest import MODEL
-from tests.e2e.deployment import COMMAND, deployed, environment
+from tests.e2e.deployment import deployed, environment
+from tests.forked import run_forked
 from tests.gateway import remote
 from tests.waiting import poll_until
 
@@ -375,15 +375,11 @@ def test_missing_configuration_is_one_line() -> None:
 def test_running_gateway_notices_changes(tmp_path: Path) -> None:
     def keys(*arguments: str) -> Any:
         config = ("--config", str(tmp_path / "gateway.yaml"), "--json")
-        ran = subprocess.run(
-            [*COMMAND, "keys", *arguments, *config],
-            env=environment(),
-            capture_output=True,
-            check=True,
-        )
+        ran = run_forked("keys", *arguments, *config, env=environment(), cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
 
-    with deployed(tmp_path, MODEL) as deployment, deployment.client() as client:
+    with deployed(tmp_path, MODEL, fork=True) as deployment, deployment.client() as client:
         made = keys("create", "--name", "a")
         client.headers["authorization"] = f"Bearer {made['key']}"
         assert client.get("/v1/models").status_code == 200

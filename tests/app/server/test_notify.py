@@ -4,7 +4,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +13,8 @@ import pytest
 import yaml
 
 from app.server.notify import ServiceManager
-from tests.e2e.deployment import COMMAND, environment, write_config
+from tests.e2e.deployment import ROOT, environment, write_config
+from tests.forked import ForkedCommand
 from tests.gateway import free_port, remote
 
 
@@ -120,11 +120,11 @@ def test_the_gateway_reports_its_state_to_the_service_manager(
     dead = {"name": "demo", "engines": [remote(f"http://127.0.0.1:{free_port()}")]}
     file = write_config(tmp_path, dead, drain_timeout_s=7)
     with manager_socket(str(tmp_path / "notify")) as sock:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(file)],
+        process = ForkedCommand(
+            *("serve", "--config", str(file)),
             env=environment(NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            output=Path(os.devnull),
         )
         try:
             idle = "0 of 1 engines ready, 0 requests in flight"

@@ -1,31 +1,31 @@
 """A gateway with `keep_engines` between SIGTERM and the next gateway."""
 
+import os
 import signal
 import socket
-import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployment import COMMAND, KEY, deployed, environment, until_ready
+from tests.e2e import deployment
+from tests.e2e.deployment import KEY, ROOT, environment, until_ready
+from tests.forked import ForkedCommand
 from tests.gateway import chat, remote, responds
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
+deployed = partial(deployment.deployed, fork=True)
 
 
-def start(config: Path, **variables: str) -> subprocess.Popen[bytes]:
+def start(config: Path, **variables: str) -> ForkedCommand:
     """Start another gateway with the same configuration."""
-    return subprocess.Popen(
-        [*COMMAND, "serve", "--config", str(config)],
-        env=environment(**variables),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    env, output = environment(**variables), Path(os.devnull)
+    return ForkedCommand("serve", "--config", str(config), env=env, cwd=ROOT, output=output)
 
 
 def test_second_signal_does_not_wait_for_the_next_gateway(fake_url: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,19 +21,22 @@ from app.server.banner import banner
 from app.server.database import prepare_database
 from app.server.listen import listen, lock_run_dir
 from app.settings import ConfigError
+from tests.e2e import deployment as e2e
 from tests.e2e.deployment import (
     COMMAND,
     KEY,
+    ROOT,
     Deployment,
-    deployed,
     environment,
     until_ready,
     write_config,
 )
+from tests.forked import ForkedCommand, run_forked
 from tests.gateway import free_port, remote, settings_for
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
+deployed = partial(e2e.deployed, fork=True)
 
 
 def send(deployment: Deployment, **fields: object) -> socket.socket:
@@ -291,14 +295,8 @@ def test_a_metrics_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> No
 def separate_gateway(config: Path, port: int, output: Path) -> Iterator[Deployment]:
     """Run a gateway whose metrics are on `port`; it serves when the body begins."""
     server = yaml.safe_load(config.read_text())["server"]
-    with output.open("w") as out:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(config)],
-            env=environment(GATEWAY_METRICS__PORT=str(port)),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    env = environment(GATEWAY_METRICS__PORT=str(port))
+    process = ForkedCommand("serve", "--config", str(config), env=env, cwd=ROOT, output=output)
     deployment = Deployment(process, server["port"], Path(server["run_dir"]), output)
     try:
         until_ready(deployment)
@@ -359,14 +357,8 @@ def test_a_database_that_cannot_be_had_is_one_line_before_anything_listens(
     else:
         file = Path("/proc/nowhere/gateway.db")
     config = write_config(tmp_path, {"name": "demo", "engines": [remote("http://127.0.0.1:1")]})
-    ended = subprocess.run(
-        [*COMMAND, "serve", "--config", str(config)],
-        env=environment(GATEWAY_STATE__DATABASE_URL=f"sqlite+aiosqlite:///{file}"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = environment(GATEWAY_STATE__DATABASE_URL=f"sqlite+aiosqlite:///{file}")
+    ended = run_forked("serve", "--config", str(config), env=env, cwd=ROOT)
     [line] = ended.stderr.splitlines()
     assert (ended.returncode, ended.stdout) == (2, "")
     assert line.startswith("vllm-gateway: state.database_url ")
@@ -379,13 +371,8 @@ def test_a_database_server_that_is_down_does_not_keep_the_gateway_from_serving(
     url = f"postgresql+asyncpg://me:canary-password@127.0.0.1:{free_port()}/gateway"
     config = write_config(tmp_path, {"name": "demo", "engines": [remote(fake_url)]})
     output = tmp_path / "said"
-    with output.open("w") as out:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(config)],
-            env=environment(GATEWAY_STATE__DATABASE_URL=url),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+    env = environment(GATEWAY_STATE__DATABASE_URL=url)
+    process = ForkedCommand("serve", "--config", str(config), env=env, cwd=ROOT, output=output)
     try:
         poll_until(lambda: "serves on" in output.read_text(), 30)
         port = yaml.safe_load(config.read_text())["server"]["port"]

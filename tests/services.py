@@ -252,9 +252,11 @@ class PostgresServer(Server):
         """Return the gateway's URL for one of the databases."""
         return f"postgresql+asyncpg://postgres@127.0.0.1:{self.port}/{database}"
 
-    def create(self, database: str) -> str:
-        """Make an empty database and return its URL."""
-        self.run(f"CREATE DATABASE {database}")
+    def create(self, database: str, *, tables: bool = False) -> str:
+        """Make a database, empty or with its tables; return its URL."""
+        if tables:
+            self.with_tables()
+        self.run(f"CREATE DATABASE {database} TEMPLATE {'tables' if tables else 'template1'}")
         return self.url(database)
 
     def emptied(self) -> str:

@@ -98,7 +98,7 @@ def fleet(
     model: Mapping[str, Any] | None = None,
     **sections: dict[str, Any],
 ) -> Iterator[Fleet]:
-    """Run `size` gateways on a new database in front of fake engines, until the body ends.
+    """Run `size` gateways on a database of their own in front of fake engines, until the body ends.
 
     `model` has fields of the model beside its name and engines.
     """
@@ -109,7 +109,7 @@ def fleet(
             home.mkdir()
             urls.append(stack.enter_context(fake_engine(home)))
         found = Fleet(redis, postgres, database)
-        database_url = postgres.create(database)
+        database_url = postgres.create(database, tables=True)
         for number in range(size):
             home = directory / f"gateway-{number}"
             home.mkdir()

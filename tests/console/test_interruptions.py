@@ -12,7 +12,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from app.auth import Role
-from app.console import sign_in
+from app.console import live, sign_in
 from tests.app.console.visits import visiting
 from tests.console.site import Site, log_in
 from tests.console.watched_page import fresh_context, watched
@@ -82,6 +82,7 @@ async def test_a_page_returns_to_the_login_when_its_session_expires(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_in, "LIFETIME_S", 2)
+    monkeypatch.setattr(live, "CHECK_EVERY", 1)
     async with site.visit(Role.ADMIN, first=True) as watched_page:
         with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):
             await watched_page.page.goto(OVERVIEW)

@@ -11,11 +11,17 @@ from tests.console.watched_page import PHONE, WIDE, Scheme, WatchedPage
 
 _AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 # What a page is made of is the same in each color scheme: there, only colors are checked again.
-_RUN = """(rules) => axe.run(document, {
-    resultTypes: ["violations"],
-    preload: false,
-    ...(rules.length ? {runOnly: {type: "rule", values: rules}} : {}),
-})"""
+# Where the user asked for no motion, colors do not fade from one scheme to the other.
+_RUN = """async (rules) => {
+    const moves = () => document.getAnimations().some((one) => one.playState === "running");
+    while (moves()) await new Promise(requestAnimationFrame);
+    const found = await axe.run(document, {
+        resultTypes: ["violations"],
+        preload: false,
+        ...(rules.length ? {runOnly: {type: "rule", values: rules}} : {}),
+    });
+    return found.violations;
+}"""
 _COLORS = ("color-contrast", "link-in-text-block")
 _OVERFLOWING = """() => {
     const width = document.documentElement.clientWidth;
@@ -25,7 +31,6 @@ _OVERFLOWING = """() => {
     return ["the page is wider than the window", ...wide.slice(-3).map(
         (element) => element.outerHTML.slice(0, 120))];
 }"""
-_SETTLED = "() => document.getAnimations().every((one) => one.playState !== 'running')"
 
 
 async def assert_accessible(
@@ -41,10 +46,8 @@ async def assert_accessible(
     for width in widths:
         for scheme in schemes:
             await watched.show(width, scheme)
-            # Where the user asked for no motion, colors do not fade from one scheme to the other.
-            await page.wait_for_function(_SETTLED)
-            found_here = await page.evaluate(_RUN, [] if scheme == schemes[0] else _COLORS)
-            faults = [_text(one) for one in found_here["violations"]]
+            violations = await page.evaluate(_RUN, [] if scheme == schemes[0] else _COLORS)
+            faults = [_text(one) for one in violations]
             faults += await overflow_of(page)
             found += [f"{width} px, {scheme}: {fault}" for fault in faults]
     assert not found, f"{page.url}:\n" + "\n".join(found)

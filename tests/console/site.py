@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, serving_demo
 
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
-
-
 # A page of every site without scripts, where the storage of the others can be cleared.
 _EMPTY = "/health"
 _CLEAR = "() => { localStorage.clear(); sessionStorage.clear(); }"
@@ -73,8 +71,7 @@ class Site:
             yield profile.page
             profile.page.assert_faultless()
             if not own and role not in self._profiles and await profile.reset():
-                kept = closing.pop_all()
-                self._profiles[role] = Profile(profile.page, profile.cookies, kept)
+                self._profiles[role] = replace(profile, closing=closing.pop_all())
 
     async def _log_in(self, role: Role | None, options: dict[str, Any]) -> Profile:
         async with AsyncExitStack() as stack:

@@ -52,6 +52,7 @@ class WatchedPage:
         self.page = page
         self.faults: list[str] = []
         self._origin = origin
+        self._scheme: Scheme = "light"
 
     async def watch(self) -> None:
         """Start to record faults; the page must be empty."""
@@ -101,8 +102,11 @@ class WatchedPage:
 
     async def show(self, width: int, scheme: Scheme = "light") -> None:
         """Set the window's width in CSS pixels, and the color scheme of the system."""
-        await self.page.set_viewport_size({"width": width, "height": _HEIGHT[width]})
-        await self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        if self.page.viewport_size != {"width": width, "height": _HEIGHT[width]}:
+            await self.page.set_viewport_size({"width": width, "height": _HEIGHT[width]})
+        if scheme != self._scheme:
+            await self.page.emulate_media(color_scheme=scheme)
+            self._scheme = scheme
 
     def _on_violation(self, _: object, violation: str) -> None:
         self.faults.append(f"policy: {violation}")

@@ -19,6 +19,7 @@ from tests.gateway import free_port
 from tests.services import PostgresServer, RedisServer
 
 SERVE = re.compile(rf"{re.escape(PROMPT)}(?:\w+=\S+ +)*vllm-gateway +serve\b")
+CHECKED = re.compile(r"vllm-gateway check --config (deploy/\S+\.yaml)")
 LIVE = [
     page
     for page in PAGES
@@ -111,10 +112,14 @@ def accept_flags(page: Page, patch: pytest.MonkeyPatch, directory: Path) -> None
     The CPU build that is here knows the flags, but has no sleep mode.
     """
     vllm_flags.install(patch, device="cuda", sleep=True)
+    files = []
     for block in page.blocks:
         if block.language == "yaml" and block.words and block.words[0].endswith(".yaml"):
-            file = directory / block.words[0]
-            file.write_text(block.text, encoding="utf-8")
-            specs = [one for model in load_settings(file).models for one in model.engines]
-            local = [one for one in specs if isinstance(one, ManagedSpec)]
-            check.check_flags(local, directory / "var" / "run")
+            files.append(directory / block.words[0])
+            files[-1].write_text(block.text, encoding="utf-8")
+        elif block.language == "console":
+            files += map(ROOT.joinpath, CHECKED.findall(block.text))
+    for file in files:
+        specs = [one for model in load_settings(file).models for one in model.engines]
+        local = [one for one in specs if isinstance(one, ManagedSpec)]
+        check.check_flags(local, directory / "var" / "run")

@@ -9,9 +9,10 @@ import math
 import selectors
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ import pytest
 from app.api.data_plane import ENDPOINTS
 from app.request_body.body import QUICK_BYTES
 from tests.app.relay.body_shapes import ADDRESSES, Shape, search
-from tests.fakes.vllm import Fake
+from tests.fakes.vllm import Fake, Seen
 from tests.gateway import KEY, serving_demo
 
 pytestmark = pytest.mark.slow
@@ -31,6 +32,25 @@ LARGEST = 31 * MIB
 # Members of which the model's rules read a nested field.
 RULED = ("metadata", "response_format", "unknown")
 SEED, TRIES = 1, 200
+
+
+class Unread(Fake):
+    """An engine that does not look at the bodies: it would take as long as the gateway."""
+
+    def _parse(self, request: Seen) -> dict[str, Any]:
+        self.seen.clear()
+        text = "hi"
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "prompt": text,
+        }
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    async with Unread() as server:
+        yield server
 
 
 class Turns(selectors.DefaultSelector):

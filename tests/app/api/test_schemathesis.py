@@ -150,16 +150,20 @@ async def test_every_response_conforms_to_the_openapi_document(
     document = tmp_path / "openapi.json"
     known = await document_with_names(gateway)
     document.write_text(json.dumps(known))
+    stateful = ("--phases", "stateful", "--max-examples", "5")
     not_stopping = ("--exclude-path-regex", f"/({'|'.join(STOPPING)})$")
-    some, one = ("--max-examples", "5"), ("--max-examples", "1")
+    some = ("--phases", "coverage,fuzzing", "--max-examples", "5")
+    # A request without its key is refused before anything else of it is looked at.
+    refused = ("--phases", "fuzzing", "--max-examples", "1")
+    admin, others = ("--include-path-regex", "^/admin"), ("--exclude-path-regex", "^/admin")
     found = await asyncio.gather(
-        schemathesis(gateway, document, "a.har", ROOT_KEY, "--phases", "coverage,fuzzing", *some),
+        schemathesis(gateway, document, "a.har", ROOT_KEY, *some, *admin),
         # Sequences of requests take names from responses, so that they could stop an engine.
-        schemathesis(
-            gateway, document, "b.har", ROOT_KEY, "--phases", "stateful", *some, *not_stopping
-        ),
-        schemathesis(gateway, document, "c.har", KEY, "--phases", "coverage,fuzzing", *some),
-        schemathesis(gateway, document, "d.har", None, "--phases", "fuzzing", *one),
+        schemathesis(gateway, document, "b.har", ROOT_KEY, *stateful, *not_stopping),
+        schemathesis(gateway, document, "c.har", KEY, *some, *others),
+        schemathesis(gateway, document, "d.har", None, *refused),
+        schemathesis(gateway, document, "e.har", KEY, *refused, *admin),
+        schemathesis(gateway, document, "f.har", ROOT_KEY, *refused, *others),
     )
     assert not any(found), "\n".join(found)
     # No operation was left out, and each did once what it is for.

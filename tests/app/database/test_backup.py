@@ -78,12 +78,12 @@ async def test_restores_after_a_kill_at_any_moment_have_every_row(
     saved = []
     for drill in range(20):
         with writer(file, f"w{drill}") as process:
-            time.sleep(dice.uniform(0, 0.2))
+            time.sleep(dice.uniform(0, 0.05))
             backup = tmp_path / f"{drill}.db"
             counts = await back_up(url_of(file), backup)
             with pytest.raises(BackupFault, match="in use: stop the gateway"):
                 await restore(backup, url_of(file))
-            time.sleep(dice.uniform(0, 0.2))
+            time.sleep(dice.uniform(0, 0.05))
             process.kill()
         assert Path(f"{file}-wal").stat().st_size, "the kill has left what the old file needs"
         kept, found = await restore(backup, url_of(file))

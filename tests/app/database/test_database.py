@@ -191,6 +191,7 @@ def _upgrade_to_0002(connection: Connection) -> None:
 
 
 @pytest.mark.services
+@pytest.mark.slow
 async def test_migration_waiting_for_a_reader_does_not_block_running_gateways(
     postgres_server: PostgresServer,
 ) -> None:

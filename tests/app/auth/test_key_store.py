@@ -46,7 +46,7 @@ async def revision(database: Database) -> int:
 async def test_keys_of_a_file_are_created_at_once_or_not_at_all(
     store: KeyStore, database: Database
 ) -> None:
-    many = [KeyFields(name=f"key {number}", owner="team") for number in range(2_500)]
+    many = [KeyFields(name=f"key {number}", owner="team") for number in range(1_100)]
     created = await store.create_all(many)
     assert [key.name for key, _ in created] == [one.name for one in many]
     key, new = created[-1]
@@ -54,9 +54,9 @@ async def test_keys_of_a_file_are_created_at_once_or_not_at_all(
     before = await revision(database)
     for last in ("key 7", "new 0", key.id):
         with pytest.raises(NameTaken):
-            await store.create_all([*(KeyFields(name=f"new {n}") for n in range(2_000)),
+            await store.create_all([*(KeyFields(name=f"new {n}") for n in range(1_000)),
                                     KeyFields(name=last)])  # fmt: skip
-    assert (len(await rows(database)), await revision(database)) == (2_500, before)
+    assert (len(await rows(database)), await revision(database)) == (1_100, before)
 
 
 async def test_created_key_is_returned_unchanged(store: KeyStore, clock: Clock) -> None:

@@ -221,7 +221,7 @@ class Database:
     async def transact(self, function: Callable[[Connection], ResultT], lane: Lane) -> ResultT:
         """Return the result of a function in a transaction: one of `write`, with its errors.
 
-        On SQLite it takes one visit to a thread, as `fetch` does: a quarter of the CPU time.
+        On SQLite it takes one visit to a thread, as `fetch` does: half the CPU time of a dozen.
         """
         threaded = self._threaded
         if threaded is None:

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,14 @@ def family(pid: int | None) -> list[psutil.Process]:
     guardian = psutil.Process(pid).parent()
     assert guardian is not None
     return [guardian, *guardian.children(recursive=True)]
+
+
+@contextlib.asynccontextmanager
+async def connected(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """Keep a connection open when no engine uses it; a connector takes a second of CPU to start."""
+    cluster.join("tests")
+    yield cluster
+    await cluster.close()
 
 
 async def ready(engine: RayEngine) -> None:

@@ -13,24 +13,47 @@ import pytest_asyncio
 from engines.base import EngineNotReady, EngineState
 from engines.ray import Cluster, RayEngine, host
 from tests.engines.processes import gone
-from tests.engines.ray.clusters import SLOT, Nodes, ask, build, connectors, family, fault_of, ready
+from tests.engines.ray.clusters import (
+    SLOT,
+    Nodes,
+    ask,
+    build,
+    connected,
+    connectors,
+    family,
+    fault_of,
+    ready,
+)
 from tests.fakes.adapter_routes import write_adapter
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 S = EngineState
 Connect = Callable[..., Cluster]
 Make = Callable[..., RayEngine]
 
 
-@pytest.fixture
-async def connect(nodes: Nodes, tmp_path: Path) -> AsyncIterator[Connect]:
+@pytest.fixture(scope="module")
+def gateways(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directories of gateways."""
+    return tmp_path_factory.mktemp("gateways")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def first(nodes: Nodes, gateways: Path) -> AsyncIterator[Cluster]:
+    """The connection of the first gateway, which stays open between tests."""
+    async with connected(Cluster(nodes.address, "test", gateways / "gateway")) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def connect(nodes: Nodes, gateways: Path) -> AsyncIterator[Connect]:
     """Connect gateways to the cluster; each directory is another gateway's."""
     made: list[Cluster] = []
 
     def cluster(gateway: str = "gateway", address: str | None = None) -> Cluster:
-        made.append(Cluster(address or nodes.address, "test", tmp_path / gateway))
+        made.append(Cluster(address or nodes.address, "test", gateways / gateway))
         return made[-1]
 
     yield cluster
@@ -38,11 +61,12 @@ async def connect(nodes: Nodes, tmp_path: Path) -> AsyncIterator[Connect]:
         await one.close()
 
 
-@pytest.fixture
-async def make(connect: Connect, tmp_path: Path) -> AsyncIterator[Make]:
-    """Make engines, by default of one gateway; they are stopped at the end."""
+@pytest_asyncio.fixture(loop_scope="module")
+async def make(connect: Connect, first: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
+    """Make engines, by default of the first gateway; they are stopped at the end,
+    before their connections are closed.
+    """
     made: list[RayEngine] = []
-    first = connect()
 
     def engine(cluster: Cluster = first, run_dir: Path = tmp_path, **fields: Any) -> RayEngine:
         made.append(build(cluster, run_dir, **fields))

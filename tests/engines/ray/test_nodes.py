@@ -15,10 +15,19 @@ from engines.ray import Cluster, RayEngine, host
 from engines.ray.actor import _directory
 from engines.ray.ranks import actor_name
 from tests.engines.processes import gone
-from tests.engines.ray.clusters import PATIENCE_S, SLOT, Nodes, ask, build, fault_of, ready
+from tests.engines.ray.clusters import (
+    PATIENCE_S,
+    SLOT,
+    Nodes,
+    ask,
+    build,
+    connected,
+    fault_of,
+    ready,
+)
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 S = EngineState
 NAMESPACE = "several-nodes"
@@ -27,13 +36,26 @@ Make = Callable[..., RayEngine]
 FindRank = Callable[..., list[psutil.Process]]
 
 
-@pytest.fixture
-async def connect(nodes: Nodes, tmp_path: Path) -> AsyncIterator[Connect]:
-    """Connect to the cluster as the next process of one gateway."""
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the gateway."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def first(nodes: Nodes, home: Path) -> AsyncIterator[Cluster]:
+    """The connection of the gateway, which stays open between tests."""
+    async with connected(Cluster(nodes.address, NAMESPACE, home / "gateway")) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def connect(nodes: Nodes, home: Path) -> AsyncIterator[Connect]:
+    """Connect to the cluster as the next process of the gateway."""
     made: list[Cluster] = []
 
     def cluster() -> Cluster:
-        made.append(Cluster(nodes.address, NAMESPACE, tmp_path / "gateway"))
+        made.append(Cluster(nodes.address, NAMESPACE, home / "gateway"))
         return made[-1]
 
     yield cluster
@@ -41,11 +63,12 @@ async def connect(nodes: Nodes, tmp_path: Path) -> AsyncIterator[Connect]:
         await one.close()
 
 
-@pytest.fixture
-async def make(connect: Connect, tmp_path: Path) -> AsyncIterator[Make]:
-    """Make engines over two nodes; they are stopped at the end."""
+@pytest_asyncio.fixture(loop_scope="module")
+async def make(connect: Connect, first: Cluster, tmp_path: Path) -> AsyncIterator[Make]:
+    """Make engines over two nodes; they are stopped at the end,
+    before their connections are closed.
+    """
     made: list[RayEngine] = []
-    first = connect()
 
     def engine(cluster: Cluster = first, **fields: Any) -> RayEngine:
         args = {"tensor-parallel-size": 2, **fields.pop("args", {})}
@@ -71,9 +94,9 @@ def find_rank(run_dir: Path, number: int, engine: str = "demo-0") -> list[psutil
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> FindRank:
-    """Find a rank of the test's gateway."""
-    return functools.partial(find_rank, tmp_path)
+def rank(home: Path) -> FindRank:
+    """Find a rank of the gateway."""
+    return functools.partial(find_rank, home)
 
 
 def raylet(processes: list[psutil.Process]) -> int:

@@ -6,25 +6,26 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from engines.base import EngineNotReady, EngineState
 from engines.ray import Cluster
 from engines.spec import RayTls
 from tests.engines.processes import chat, read
-from tests.engines.ray.clusters import Nodes, build, family
+from tests.engines.ray.clusters import Nodes, build, connected, family
 from tests.fakes.kubernetes import make_authority
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 START_S = 60.0
 
 
-@pytest.fixture
-async def cluster(nodes: Nodes, tmp_path: Path) -> AsyncIterator[Cluster]:
-    one = Cluster(nodes.address, "test", tmp_path / "gateway")
-    yield one
-    await one.close()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    home = tmp_path_factory.mktemp("home")
+    async with connected(Cluster(nodes.address, "test", home / "gateway")) as cluster:
+        yield cluster
 
 
 async def tls_of(cluster: Cluster, directory: Path) -> RayTls:

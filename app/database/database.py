@@ -161,16 +161,17 @@ class Database:
         faults = SQLAlchemyError, OSError, TimeoutError
         with contextlib.suppress(*faults):
             async with asyncio.timeout(self._deadline_s):
-                for threads in (self._fetching, self._writing_thread):
-                    await asyncio.to_thread(threads.shutdown, cancel_futures=True)
-                if self._threaded is not None:
-                    self._threaded.dispose()
                 while self._abandoned:
                     await asyncio.wait(self._abandoned)
                 with contextlib.suppress(*faults):
                     if self._observer is not None:
                         await self._observer.close()
                 await self._dispose()
+                # Last: what one of them writes may take longer.
+                for threads in (self._fetching, self._writing_thread):
+                    await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+                if self._threaded is not None:
+                    self._threaded.dispose()
         # A statement whose caller was canceled continues in its thread, which then calls the loop;
         # so the thread must end before the loop does.
         for thread in list(self._threads):

@@ -517,6 +517,29 @@ async def test_cancellation_is_raised_once_the_connection_is_back_in_the_pool(
     await database.close()
 
 
+async def test_close_that_a_slow_write_outlasts_ends_every_pooled_connection(
+    tmp_path: Path,
+) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    await database.migrate()
+    async with database.read(Lane.REQUESTS), database.read(Lane.REQUESTS):
+        pass
+    database._deadline_s = 0.05
+    begun, may_end = threading.Event(), threading.Event()
+
+    def write_slowly(_: Connection) -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    writing = asyncio.create_task(database.transact(write_slowly, Lane.BACKGROUND))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    writing.cancel()
+    await database.close()
+    alive = [thread for thread in database._threads if thread.is_alive()]
+    may_end.set()
+    assert not alive
+
+
 async def test_interrupted_close_ends_every_pooled_connection(tmp_path: Path) -> None:
     database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
     await database.migrate()

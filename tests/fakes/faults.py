@@ -144,6 +144,10 @@ async def misbehave(fake: Server, body: dict[str, Any], writer: asyncio.StreamWr
         case "usage":  # a plain answer that tells an absurd usage
             counts = {"prompt_tokens": int(argument), "completion_tokens": int(argument)}
             return fake.plain(writer, json.dumps({"usage": counts}).encode())
+        case "cached":  # a plain answer to a prompt of so many tokens, all of them cached
+            cached = {"prompt_tokens_details": {"cached_tokens": int(argument)}}
+            counts = {"prompt_tokens": int(argument), "completion_tokens": 0}
+            return fake.plain(writer, json.dumps({"usage": counts | cached}).encode())
         case "framed":  # a stream with a length
             data = b"".join(chat_stream(fake.model, usage=True))
             writer.write(

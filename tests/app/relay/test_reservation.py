@@ -198,9 +198,14 @@ async def test_limit_of_a_model_is_shared_by_all_keys(fake: Fake, tmp_path: Path
         assert await gateway.metric("gateway_rate_limited_total", limit="requests") == 1
 
 
-def test_limits_weigh_cached_tokens() -> None:
+async def test_limits_weigh_cached_tokens(fake: Fake, tmp_path: Path) -> None:
     assert limited_tokens(Usage(4000, 1000), 0.25) == 5000
     assert limited_tokens(Usage(4000, 1000, cached=4000), 0.25) == 2000
+    model, default = {"engines": [remote(fake.url)]}, {"tokens_per_minute": CAPACITY}
+    messages = [{"role": "user", "content": "x " * 8000}]
+    async with serving(tmp_path, model=model, default=default, cached_token_weight=0.0) as gateway:
+        await ask(gateway, messages=messages, max_tokens=1, fake="cached:8000")
+        assert await left(gateway) == roughly(CAPACITY)
 
 
 async def test_a_fallback_is_charged_what_the_request_used(fake: Fake, tmp_path: Path) -> None:
@@ -209,14 +214,16 @@ async def test_a_fallback_is_charged_what_the_request_used(fake: Fake, tmp_path:
         {"name": "demo", "fallbacks": ["spare"], "engines": [remote(gone)]},
         {"name": "spare", "engines": [remote(fake.url)], "limits": limits},
         run_dir=tmp_path,
+        limits={"default": {**dict.fromkeys(LimitSettings.model_fields), **limits}},
     )
     async with running(settings) as gateway:
         assert (await ask(gateway, max_tokens=9000, fake="tokens:5000")).status_code == 200
+        assert await left(gateway) == roughly(CAPACITY - 5003)
         model_limits = LimitSettings(**limits)
         nothing = LimitRequest("another", NO_LIMITS, "spare", model_limits, 0)
         with await gateway.state.limiter.decide(nothing) as decision:
-            left = int(dict(decision.headers)[b"x-ratelimit-remaining-tokens"])
-    assert left == roughly(CAPACITY - 5003)
+            free = int(dict(decision.headers)[b"x-ratelimit-remaining-tokens"])
+    assert free == roughly(CAPACITY - 5003)
 
 
 async def test_every_data_plane_response_has_rate_headers(fake: Fake, tmp_path: Path) -> None:

@@ -18,7 +18,14 @@ from tests.gateway import Gateway, serving_demo
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
 # A page of every site without scripts, where the storage of the others can be cleared.
 _EMPTY = "/health"
-_CLEAR = "() => { localStorage.clear(); sessionStorage.clear(); }"
+_CLEAR = """async () => {
+    localStorage.clear();
+    sessionStorage.clear();
+    const gone = (name) => new Promise((done, failed) => {
+        Object.assign(indexedDB.deleteDatabase(name), {onsuccess: done, onerror: failed});
+    });
+    await Promise.all((await indexedDB.databases()).map((one) => gone(one.name)));
+}"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,14 +229,20 @@ class Database:
             async with self.write(lane) as connection:
                 return await connection.run_sync(function)
 
+        given_up = False
+
         def run() -> ResultT:
             with threaded.connect() as connection:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 result = function(connection)
-                connection.commit()
+                if not given_up:  # else it is rolled back
+                    connection.commit()
                 return result
 
-        return await self._visit(self._writing_thread, run, lane)
+        try:
+            return await self._visit(self._writing_thread, run, lane)
+        finally:
+            given_up = True
 
     async def _visit(
         self, thread: ThreadPoolExecutor, function: Callable[[], ResultT], lane: Lane

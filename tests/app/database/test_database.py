@@ -309,6 +309,30 @@ class TestTransact:
         assert after == before + 1
         await database.close()
 
+    async def test_on_sqlite_a_canceled_one_is_rolled_back(self, tmp_path: Path) -> None:
+        """Else the ledger would write, in the end, what it has reported as lost."""
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+        await database.migrate()
+        written, go_on = threading.Event(), threading.Event()
+
+        def read(connection: Connection) -> int:
+            return int(connection.scalar(select(revision.c.value)) or 0)
+
+        def write(connection: Connection) -> None:
+            connection.execute(update(revision).values(value=revision.c.value + 1))
+            written.set()
+            go_on.wait()
+
+        before = await database.transact(read, Lane.BACKGROUND)
+        writing = asyncio.create_task(database.transact(write, Lane.BACKGROUND))
+        await asyncio.to_thread(written.wait)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        go_on.set()
+        assert await database.transact(read, Lane.BACKGROUND) == before
+        await database.close()
+
 
 class TestNewerGateway:
     @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from math import ceil
 from time import perf_counter
 
 from app.admission.fair_queue import FairQueue, QueueEntry
@@ -173,8 +172,8 @@ class ModelQueue:
             reason = f"the deadline is over before model {self.model!r} has a free slot"
             raise self._overloaded(reason, now)
         raise _overloaded(
-            f"the request would wait for about {ceil(expected_s)} s for model {self.model!r}, "
-            f"or for {ceil(likely_s)} s, longer than its deadline allows",
+            f"the request would wait for about {expected_s:.2f} s for model {self.model!r}, "
+            f"perhaps {likely_s:.2f} s, longer than its deadline allows",
             bounded_retry_s(expected_s),
         )
 

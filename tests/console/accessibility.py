@@ -14,7 +14,11 @@ _AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(en
 # Where the user asked for no motion, colors do not fade from one scheme to the other.
 _RUN = """async (rules) => {
     const moves = () => document.getAnimations().some((one) => one.playState === "running");
-    while (moves()) await new Promise(requestAnimationFrame);
+    const end = performance.now() + 30_000;
+    while (moves()) {
+        if (performance.now() > end) throw new Error("an animation does not end");
+        await new Promise(requestAnimationFrame);
+    }
     const found = await axe.run(document, {
         resultTypes: ["violations"],
         preload: false,

@@ -302,8 +302,10 @@ class TestTransact:
 
         writing = asyncio.create_task(database.transact(write, Lane.BACKGROUND))
         await written.wait()
-        ((before,),) = await database.fetch(select(revision.c.value))
-        go_on.set()
+        try:
+            ((before,),) = await database.fetch(select(revision.c.value))
+        finally:
+            go_on.set()
         await writing
         ((after,),) = await database.fetch(select(revision.c.value))
         assert after == before + 1

@@ -44,7 +44,10 @@ async def test_a_waiting_request_is_refused_when_its_time_is_over(
         await until_waiting(gateway, 0)
 
 
-async def test_a_request_that_would_be_late_is_refused_at_once(fake: Fake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deadline_ms", [20_000, 50_000])
+async def test_a_request_that_may_well_be_late_is_refused_at_once(
+    fake: Fake, tmp_path: Path, deadline_ms: int
+) -> None:
     async with serving(fake.url, tmp_path=tmp_path) as gateway:
         queue = gateway.state.admission._queues["demo"]
         async with engine_busy(gateway, fake), connected(gateway) as waiting:
@@ -52,7 +55,7 @@ async def test_a_request_that_would_be_late_is_refused_at_once(fake: Fake, tmp_p
             await until_waiting(gateway, 1)
             # As if one request had been served in the last 30 s.
             queue._service_rate._times.appendleft(queue._service_rate._times[0] - 30)
-            headers = {"x-request-deadline-ms": "20000"}
+            headers = {"x-request-deadline-ms": str(deadline_ms)}
             answer = await asyncio.wait_for(
                 gateway.client.post(PATH, json=BODY, headers=headers), 15
             )

@@ -34,7 +34,7 @@ def test_doubles_while_requests_wait_here_and_none_waits_there() -> None:
     target = ConcurrencyTarget(8)
     calm = at_each_look(CALM)
     assert [target.update(n, next(calm), queued=True) for n in range(3)] == [16, 32, 64]
-    assert target.update(3, next(calm), queued=False) == 64, "nobody asked for more"
+    assert target.update(3, next(calm), queued=False) == 64, "none waits for more"
 
 
 def test_grows_by_a_sixteenth_once_half_of_the_cache_is_used_and_not_when_it_is_full() -> None:

@@ -351,10 +351,13 @@ class TestDeathsUnderAReload:
 
 
 def started() -> set[int]:
-    """Return the processes of all engines, those that a reload starts included."""
-    found = set()
-    for child in psutil.Process().children(recursive=True):
+    """Return the processes of all engines, those that a reload starts included.
+
+    An engine is below its guardian; the fakes of other tests are children of this process.
+    """
+    found, own = set(), psutil.Process()
+    for child in own.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if child.cmdline()[1:3] == list(LAUNCHER[1:]):
+            if child.ppid() != own.pid and child.cmdline()[1:3] == list(LAUNCHER[1:]):
                 found.add(child.pid)
     return found

@@ -161,7 +161,7 @@ class ModelQueue:
         """Return how long a new request will wait, in seconds; None: it is not known.
 
         Raises EngineOverloaded for one that may well wait beyond its deadline: under a load that
-        lasts all would wait just as long as that, and half of them in vain.
+        lasts, all that are let in wait about as long as it allows, and half of them too long.
         """
         ahead = self._queue.count_ahead(key_id, priority, deadline)
         expected_s = self._service_rate.expected_wait_s(ahead, now) if self._queue.size else None

@@ -41,7 +41,7 @@ from app.usage import BudgetReservation
 
 # The moment by which a client wants its request to be at an engine, in milliseconds from now.
 DEADLINE_HEADER = b"x-request-deadline-ms"
-MOST_MS = 24 * 60 * 60 * 1000
+MAX_DEADLINE_MS = 24 * 60 * 60 * 1000
 
 
 def handle_request(services: RelayServices, request: RequestContext) -> Coroutine[Any, Any, None]:
@@ -246,9 +246,11 @@ def _check_content_type(exchange: ClientExchange) -> None:
 def _read_deadline(value: bytes, arrived: float) -> float:
     """Return the moment that a value of the header names, on the clock of `arrived`, in seconds."""
     digits = value.strip()
-    ms = int(digits) if digits.isdigit() and len(digits) <= len(str(MOST_MS)) else 0
-    if not 0 < ms <= MOST_MS:
-        raise BadRequest(f"x-request-deadline-ms must be a whole number from 1 to {MOST_MS}")
+    ms = int(digits) if digits.isdigit() and len(digits) <= len(str(MAX_DEADLINE_MS)) else 0
+    if not 0 < ms <= MAX_DEADLINE_MS:
+        raise BadRequest(
+            f"x-request-deadline-ms must be a whole number from 1 to {MAX_DEADLINE_MS}"
+        )
     return arrived + ms / 1000
 
 

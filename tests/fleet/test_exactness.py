@@ -62,7 +62,7 @@ async def hammer(urls: list[str], key: str, number: int, found: list[Attempt]) -
                 assert answer.status_code == 429, answer.text
                 assert int(answer.headers["retry-after"]) >= 1
                 assert answer.headers["x-ratelimit-limit-requests"] == str(REQUESTS_PER_MINUTE)
-                await asyncio.sleep(0.3 + number / 100)
+                await asyncio.sleep(0.1 + number / 100)
     return sent
 
 
@@ -102,7 +102,7 @@ async def stream(urls: list[str], key: str, seed: int, seen: Streams) -> None:
                     seen.left += leave_after is not None
                     seen.whole += leave_after is None
             if answer.status_code == 429:
-                await asyncio.sleep(0.2 + dice.random() * 0.5)
+                await asyncio.sleep(dice.random() * 0.5)
 
 
 def curve(seconds: float) -> float:

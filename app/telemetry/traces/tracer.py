@@ -176,6 +176,9 @@ class _Exporter(SpanExporter):
         self._failing = False
         self._over = False
         self._warnings = _WarningHandler(self._fault)
+        # The logger is that of all exporters of the process: only lines of its own thread count.
+        self._warnings.addFilter(lambda record: record.thread == self._thread)
+        self._thread = 0
         self.taken = 0
         self.exported = 0
         self.failed = 0
@@ -189,6 +192,7 @@ class _Exporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.taken += len(spans)
+        self._thread = threading.get_ident()
         try:
             result = self._inner.export(spans)
         except Exception as error:  # noqa: BLE001 - whatever it is, the thread must go on

@@ -24,14 +24,14 @@ def serve(
 ) -> None:
     """Run the gateway."""
     gc.disable()  # imports leave nothing to collect: a sixth of their time; `run` enables it
-    from app.server import read_or_create_key
-    from app.server import serve as run
     from app.telemetry.logs import configured_log
 
     with faults():
-        key = read_or_create_key(key_file) if key_file else None
+        key = _key_in(key_file) if key_file else None
         source = partial(load_settings, config, extra_keys=[key] if key else [])
         settings = source()
+        from app.server import serve as run  # a second: faults of the configuration do not wait
+
         with configured_log(settings.logs) as output:
             run(
                 settings,
@@ -40,3 +40,10 @@ def serve(
                 source_of_text=lambda text: source(text=text),
                 output=output,
             )
+
+
+def _key_in(file: Path) -> str:
+    """Return the key in a file, which is created if it is missing."""
+    from app.server import read_or_create_key
+
+    return read_or_create_key(file)

@@ -40,9 +40,10 @@ def test_both_versions_are_shown(
 
 
 @pytest.mark.slow
-def test_nothing_slow_is_imported() -> None:
+@pytest.mark.parametrize("arguments", [["--version"], ["serve", "--config=/no/such/file"]])
+def test_nothing_slow_is_imported(arguments: list[str]) -> None:
     script = (
-        "import sys\nfrom app.cli import main\nsys.argv = ['vllm-gateway', '--version']\n"
+        f"import sys\nfrom app.cli import main\nsys.argv = {['vllm-gateway', *arguments]}\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "print({'vllm', 'torch', 'fastapi', 'sqlalchemy'} & sys.modules.keys())"
     )

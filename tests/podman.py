@@ -4,27 +4,22 @@ The machine's own configuration and storage of containers are not used: the vari
 containers.conf(5), storage.conf(5) and registries.conf(5) name other files.
 """
 
-import io
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from engines.guard.docker_api import DaemonError, DockerApi
+from tests.bare_image import IMAGE, bare_image
 from tests.disks import SmallDisk
 from tests.gateway import free_port, responds
 from tests.waiting import poll_until
 
-ROOT = Path(__file__).parents[1]
-IMAGE = "localhost/bare:latest"
 START_S = 30.0
 # Hard limits cannot be raised here, so they lie below the usual ones; `crun` needs cgroups 2.
 _CONTAINERS = """
@@ -90,10 +85,9 @@ class Podman:
 
     def _answers(self) -> bool:
         try:
-            DockerApi(str(self.socket)).call("GET", "/version")
+            return DockerApi(str(self.socket)).is_podman()
         except DaemonError:
             return False
-        return True
 
     def stop(self) -> None:
         """End the service; containers go on."""
@@ -117,8 +111,10 @@ class Podman:
 
     def containers(self) -> list[dict[str, Any]]:
         """Return all containers, ended ones too."""
-        found: list[dict[str, Any]] = json.loads(self.run("ps", "--all", "--format=json"))
-        return found
+        api = DockerApi(str(self.socket))
+        return cast(
+            list[dict[str, Any]], api.call("GET", "/containers/json", query={"all": "true"})
+        )
 
     def container(self) -> str:
         """Return the ID of the only container."""
@@ -141,31 +137,6 @@ class Podman:
                 yield address
             finally:
                 process.kill()
-
-
-def bare_image(data: bytes = b"") -> bytes:
-    """Return an image without programs, with a file of `data`: this machine's are mounted."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        for name in ("usr", "etc", "tmp", "proc", "sys", "dev", "run"):
-            directory = tarfile.TarInfo(name)
-            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(directory)
-        for name in ("bin", "sbin", "lib", "lib64"):
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
-            archive.addfile(link)
-        file = tarfile.TarInfo("data")
-        file.size = len(data)
-        archive.addfile(file, io.BytesIO(data))
-    return made.getvalue()
-
-
-def machine() -> list[str]:
-    """Return the volumes with this machine's programs, its interpreter and this repository."""
-    base = Path(sys.base_prefix)
-    own = [] if base.is_relative_to("/usr") else [base]
-    return [f"{path}:{path}:ro" for path in ("/usr", *own, ROOT)]
 
 
 @contextmanager

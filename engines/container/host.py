@@ -80,9 +80,8 @@ class ContainerHost(LocalHost):
 
     def _ask_daemon(self) -> Daemon:
         api = DockerApi(str(self._daemon_socket))
-        version: Any = api.call("GET", "/version")
         info: Any = api.call("GET", "/info")
-        return Daemon.of(version, info)
+        return Daemon.of(info, podman=api.is_podman())
 
     def _write_plan(self, daemon: Daemon) -> None:
         """Write what the guardian's child runs, and the directories for it."""

@@ -25,11 +25,10 @@ class Daemon:
     rootless: bool
 
     @classmethod
-    def of(cls, version: Mapping[str, Any], info: Mapping[str, Any]) -> Self:
-        """Return what GET /version and GET /info say."""
-        names = [part.get("Name") for part in version.get("Components") or ()]
+    def of(cls, info: Mapping[str, Any], *, podman: bool) -> Self:
+        """Return what GET /info says, of Podman or Docker."""
         options = info.get("SecurityOptions") or ()
-        return cls("Podman Engine" in names, any("name=rootless" in option for option in options))
+        return cls(podman, any("name=rootless" in option for option in options))
 
 
 def default_user(daemon: Daemon, uid: int, gid: int) -> str:

@@ -52,6 +52,12 @@ class DockerApi:
     def __init__(self, path: str) -> None:
         self.path = path
         self._version = ""
+        self._podman = False
+
+    def is_podman(self) -> bool:
+        """Return whether the daemon is Podman. Blocks. Raises DaemonError."""
+        self._ping()
+        return self._podman
 
     def call(
         self,
@@ -85,7 +91,7 @@ class DockerApi:
 
         `timeout_s` bounds each read; None: it may take for ever.
         """
-        self._version = self._version or self._read_version()
+        self._ping()
         target = f"{self._version}{quote(path)}"
         if query:
             target += f"?{urlencode(query)}"
@@ -115,13 +121,16 @@ class DockerApi:
         said = str(error) or type(error).__name__
         return DaemonUnavailable(f"the daemon at {self.path} does not respond: {said}")
 
-    def _read_version(self) -> str:
-        """Return the path of the daemon's newest version of the API."""
+    def _ping(self) -> None:
+        """Learn the path of the daemon's newest version of the API, by the first request."""
+        if self._version:
+            return
         with self._request("GET", "/_ping", None, PING_TIMEOUT_S) as response:
             version = response.headers.get("Api-Version")
+            self._podman = "Libpod-API-Version" in response.headers
         if version is None:
             raise DaemonUnavailable(f"{self.path} is not a socket of Docker or Podman")
-        return f"/v{version}"
+        self._version = f"/v{version}"
 
     def _request(
         self, method: str, target: str, body: object, timeout_s: float | None

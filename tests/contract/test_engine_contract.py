@@ -34,8 +34,8 @@ from engines.remote import RemoteEngine
 from engines.setup import EngineSetup
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
-from tests.engines.container.build import build, real_vllm
-from tests.engines.processes import gone, read
+from tests.engines.container.build import build
+from tests.engines.processes import AT_ONCE, gone, read
 from tests.engines.ray import clusters
 from tests.fakes.vllm import Fake
 from tests.podman import podman
@@ -376,13 +376,24 @@ class TestProcessOnVllm(EngineContract):
         return vllm_process
 
 
+def in_a_container(model: Path) -> dict[str, Any]:
+    """Return the fields of an engine that runs this machine's vLLM in its container."""
+    return {
+        **ENGINE,
+        "kind": "container",
+        "entrypoint": vllm_launcher(),
+        "model": str(model.absolute()),
+        "restart": AT_ONCE,
+    }
+
+
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
 async def vllm_in_a_container(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Subject]:
     run_dir = tmp_path_factory.mktemp("run")
     with podman() as service:
-        engine = build(run_dir, service.socket, **real_vllm(demo_model()))
+        engine = build(run_dir, service.socket, **in_a_container(demo_model()))
         await ready(engine)
         yield Subject(engine, Address(uds=str(run_dir / "demo-0" / "http.sock")))
         await engine.stop(5.0)

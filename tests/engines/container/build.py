@@ -1,4 +1,4 @@
-"""Fake vLLM servers, and real ones, in real containers."""
+"""Fake vLLM servers in real containers. A test's process imports it as well: it imports little."""
 
 import asyncio
 import sys
@@ -7,12 +7,10 @@ from typing import Any
 
 from engines.base import EngineRequest
 from engines.container import ContainerEngine
-from engines.process import vllm_launcher
 from engines.setup import EngineSetup
 from engines.spec import ContainerSpec
-from tests.e2e.deployment import ENGINE
-from tests.engines.processes import AT_ONCE, NEVER, read
-from tests.podman import IMAGE, ROOT, machine
+from tests.bare_image import IMAGE, ROOT, machine
+from tests.engines.processes import NEVER, read
 
 FAKE: dict[str, Any] = {
     "kind": "container",
@@ -24,17 +22,6 @@ FAKE: dict[str, Any] = {
     "network": "none",
     "restart": NEVER,
 }
-
-
-def real_vllm(model: Path) -> dict[str, Any]:
-    """Return the fields of an engine that runs this machine's vLLM in its container."""
-    return {
-        **ENGINE,
-        "kind": "container",
-        "entrypoint": vllm_launcher(),
-        "model": str(model.absolute()),
-        "restart": AT_ONCE,
-    }
 
 
 def build(

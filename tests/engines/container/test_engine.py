@@ -20,11 +20,12 @@ from engines.base import EngineNotReady, EngineState
 from engines.container import ContainerEngine
 from engines.guard import containers
 from engines.guard.docker_api import DaemonUnavailable, DockerApi
+from tests.bare_image import IMAGE, bare_image, machine
 from tests.disks import MIB, SmallDisk
 from tests.engines.container.build import ask, build, ready
 from tests.engines.processes import AT_ONCE
 from tests.fakes.adapter_routes import write_adapter
-from tests.podman import IMAGE, Podman, bare_image, machine
+from tests.podman import Podman
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -224,7 +225,6 @@ async def test_next_gateway_adopts_a_kept_engine(
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path
-from types import SimpleNamespace
 from tests.engines.container.build import build, ready
 
 async def main():
@@ -313,10 +313,10 @@ async def test_image_is_pulled(make: Make, service: Podman) -> None:
 
 async def test_disk_that_fills_up_in_a_pull_is_reported(service: Podman, tmp_path: Path) -> None:
     directory = Path(tempfile.mkdtemp(prefix="podman-"))  # a short path: its socket is below
-    full = Podman(directory, SmallDisk(directory / "storage", 16 * MIB))
+    full = Podman(directory, SmallDisk(directory / "storage", 8 * MIB))
     with full.registry() as registry:
         image = f"{registry}/large:1"
-        service.run("import", "-", image, data=bare_image(os.urandom(32 * MIB)))
+        service.run("import", "-", image, data=bare_image(os.urandom(12 * MIB)))
         service.run("push", "--tls-verify=false", image)
         service.run("rmi", image)
         full.start()

@@ -63,10 +63,9 @@ def test_rights_are_dropped_by_default() -> None:
 
 
 def test_daemon_is_known_by_what_it_says() -> None:
-    version = {"Components": [{"Name": "Podman Engine"}]}
     info = {"SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
-    assert Daemon.of(version, info) == Daemon(podman=True, rootless=True)
-    assert Daemon.of({"Components": [{"Name": "Engine"}]}, {"SecurityOptions": None}) == DOCKER
+    assert Daemon.of(info, podman=True) == Daemon(podman=True, rootless=True)
+    assert Daemon.of({"SecurityOptions": None}, podman=False) == DOCKER
 
 
 def test_user_is_the_gateways_also_where_the_daemon_is_rootless() -> None:

@@ -1,8 +1,11 @@
-"""Numbers, times and sizes as pages show them."""
+"""Numbers, times, sizes and names as pages show them."""
 
 import math
+import re
 import time
 from datetime import UTC, datetime
+
+from markupsafe import Markup
 
 from app.console.language import gettext, noop
 
@@ -103,9 +106,16 @@ def phase_note(note: str) -> str:
     return note if position == note else gettext("position %(number)s", number=position)
 
 
+def breakable(name: str) -> Markup:
+    """Return a setting's name that lines break behind its dots and underscores, if they have to."""
+    parts = re.split(r"(?<=[._])", name)
+    return Markup("<wbr>").join(parts)
+
+
 FILTERS = {
     # Of a word that is not known where it is shown; `_()` is for texts of templates.
     "translated": gettext,
+    "breakable": breakable,
     "duration": duration,
     "count": count,
     "phase_note": phase_note,

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as pages show them."""
+"""Numbers, times, sizes and names as pages show them."""
 
 import math
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from app.console.formats import (
     ago,
+    breakable,
     count,
     duration,
     iso_moment,
@@ -113,3 +114,8 @@ def test_positions_in_the_queue_are_translated() -> None:
     with in_language(Language.CHINESE):
         assert phase_note("position 3") == "第 3 位"
         assert phase_note("demo-0") == "demo-0"
+
+
+def test_a_name_breaks_between_its_words_and_is_escaped() -> None:
+    assert breakable("engines[0].env.A_B") == "engines[0].<wbr>env.<wbr>A_<wbr>B"
+    assert breakable("args.<b>") == "args.<wbr>&lt;b&gt;"

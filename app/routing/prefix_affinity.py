@@ -1,10 +1,10 @@
 """Selection by what the engines have cached: the policy `prefix`.
 
-A request goes to a replica that has cached most of its prompt, and among several to the one that
-will have computed the rest first. It goes elsewhere where that would be sooner by more than
+A request goes to the replica that has cached the most of its prompt, and among several to the one
+that will have computed the rest first. It goes elsewhere where that would be sooner by more than
 BUDGET_S and the time that it takes to compute the cached part anew, or where the replica is above
 the load bound: a system prompt that all clients send must not keep one replica busy while others
-idle. A prompt of which less is cached has no such budget. One of which nothing is cached goes where
+idle. A prompt of which little is cached has no such budget. One of which nothing is cached goes where
 every gateway would send it; a gateway alone does so only among the caches that are the least full.
 """
 
@@ -25,11 +25,14 @@ from app.routing.selection import (
 )
 from engines.base import EngineState
 
-# Share of a prompt that a replica has to have cached for the prompt to stay with it.
-MOSTLY = 0.8
+# Share of a prompt that a replica has to have cached for the prompt to wait for it.
+MIN_KEPT = 0.3
 # Seconds for which a prompt waits for a replica that has cached it, beyond what it costs to compute
-# it elsewhere, where it would take the place of other prompts in the cache.
-BUDGET_S = 1.0
+# it elsewhere, where it would take the place of other prompts in the cache. Waits are estimates:
+# with one second, conversations moved between real engines for a difference that was none.
+BUDGET_S = 3.0
+# Share of a prompt that an engine has to report as cached, of what was believed to be.
+STILL_CACHED = 0.8
 # How much fuller, as a share of its size, the cache may be that gets a new prompt. Gateways that do
 # not know of each other agree on an engine the more often, the larger it is.
 EVENLY = 0.1
@@ -155,7 +158,7 @@ class PrefixAffinity:
             answer = int(tokens.answer * ratio)
             cached = tokens.cached * ratio
             # Where the prompt before was evicted, nothing is learned of its answer.
-            if sent.answer and cached >= MOSTLY * sent.known:
+            if sent.answer and cached >= STILL_CACHED * sent.known:
                 found = min(max(cached - sent.known, -sent.answer), 2 * sent.answer)
                 self._repeated = self._repeated * DECAY + found
                 self._answers = self._answers * DECAY + sent.answer
@@ -193,9 +196,8 @@ def _select(
     """Return the option for a prompt of this length."""
     soonest, most = min(options), max(option[3] for option in options)
     if most:
-        budget_s = BUDGET_S if most >= MOSTLY * length else 0.0
-        enough = min(most, MOSTLY * length)
-        chosen = min(option for option in options if option[3] >= enough)
+        budget_s = BUDGET_S if most >= MIN_KEPT * length else 0.0
+        chosen = min(option for option in options if option[3] == most)
         if _is_soon(chosen, soonest, chosen[3] - soonest[3], budget_s):
             return chosen
         return soonest

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.routing import Replica, ReportedTokens, SelectionPolicy
 from app.routing.policies import SessionAffinity
 from app.routing.prefill import INITIAL_RATE
-from app.routing.prefix_affinity import BUDGET_S, BYTES_PER_TOKEN, MOSTLY, PrefixAffinity
+from app.routing.prefix_affinity import BUDGET_S, BYTES_PER_TOKEN, MIN_KEPT, PrefixAffinity
 from app.routing.prefix_table import BLOCK_BYTES, MAX_PROMPT_BLOCKS, MAX_PROMPT_BYTES
 from app.routing.selection import (
     LOAD_SLACK,
@@ -304,7 +304,7 @@ class TestPrefix:
         policy, candidates = PrefixAffinity(), replicas(2)
         system = text(4)
         for one in candidates:
-            one.in_flight = 20
+            one.in_flight = 10 * LOAD_SLACK
         chosen(policy, candidates, FakeHints(text=system))
         new = replica("new")
         assert chosen(policy, [*candidates, new], FakeHints(text=system + text(1))) is new
@@ -363,13 +363,13 @@ class TestPrefix:
             first, second = (chosen(PrefixAffinity(), candidates, hints) for _ in range(2))
             assert first is second is not candidates[0]
 
-    def test_prompt_of_which_less_is_cached_leaves_without_a_budget(self) -> None:
+    def test_prompt_of_which_little_is_cached_leaves_without_a_budget(self) -> None:
         policy, candidates = PrefixAffinity(), replicas(2)
-        system = text(4)
+        system = text(2)
         home = chosen(policy, candidates, FakeHints(text=system))
         other = next(r for r in candidates if r is not home)
-        assert MOSTLY > 4 / 12
-        tokens = 4 * BLOCK_BYTES // BYTES_PER_TOKEN  # that the home would save
+        assert MIN_KEPT > 2 / 10
+        tokens = 2 * BLOCK_BYTES // BYTES_PER_TOKEN  # that the home would save
         prefill = home.prefill.begin(0.0, 2 * tokens, observed=True)
         assert chosen(policy, candidates, FakeHints(text=system + text(8))) is home
         prefill.end()

@@ -31,11 +31,11 @@ DOCUMENTS = Traffic(users_per_s=6, turns=1, shared=200, shared_bytes=32768)
 
 # Conversations whose answers are most of what the next turn sends.
 LONG_ANSWERS = Traffic(
-    users_per_s=1.5, turns=6, shared=20, shared_bytes=8192, answer_bytes=6000, think_s=20
+    users_per_s=1.5, turns=6, shared=20, shared_bytes=8192, answer_bytes=6000, think_s=10
 )
 # More documents than the caches hold.
 MANY_LONG_CHATS = Traffic(
-    users_per_s=0.7, turns=6, shared=20, shared_bytes=65536, message_bytes=6000, answer_bytes=2000
+    users_per_s=0.9, turns=6, shared=20, shared_bytes=65536, message_bytes=6000, answer_bytes=2000
 )
 
 
@@ -98,7 +98,7 @@ def test_several_gateways_keep_the_hit_ratio(made: type[SelectionPolicy], traffi
 
 
 @pytest.mark.parametrize(
-    ("traffic", "cache_bytes"), [(LONG_ANSWERS, 2**21), (MANY_LONG_CHATS, 2**19)]
+    ("traffic", "cache_bytes"), [(LONG_ANSWERS, 3 * 2**18), (MANY_LONG_CHATS, 2**19)]
 )
 def test_ends_of_requests_tell_what_is_cached(traffic: Traffic, cache_bytes: int) -> None:
     """An answer is cached as its prompt is, and both are evicted by the time of their end."""

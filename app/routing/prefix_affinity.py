@@ -4,8 +4,9 @@ A request goes to the replica that has cached the most of its prompt, and among 
 that will have computed the rest first. It goes elsewhere where that would be sooner by more than
 BUDGET_S and the time that it takes to compute the cached part anew, or where the replica is above
 the load bound: a system prompt that all clients send must not keep one replica busy while others
-idle. A prompt of which little is cached has no such budget. One of which nothing is cached goes where
-every gateway would send it; a gateway alone does so only among the caches that are the least full.
+idle. A prompt of which little is cached has no such budget. One of which nothing is cached goes
+where every gateway would send it; a gateway alone does so only among the caches that are the least
+full.
 """
 
 from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from engines.base import EngineState
 # consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016).
 MAX_LOAD_RATIO = 1.25
 # Added to the bound, since with few requests one replica may well have them all: their batch has
-# room. Real engines with 16 places had 77 % of prompts cached with 2 or 3, and 79 to 81 % with 5 to 8.
+# room. Real engines with 16 places had 77 % of prompts cached with 2 or 3, 79 to 81 % with 5 to 8.
 LOAD_SLACK = 5
 # Names of engines that a policy remembers, at least and as a multiple of those present: names of
 # discovered servers come and go for months.

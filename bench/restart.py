@@ -136,6 +136,8 @@ class Gateways:
         server = settings["server"]
         assert isinstance(server, dict)
         server["keep_engines"] = keep_engines
+        # A machine busy with other work starts the next gateway late.
+        server["handover_wait_s"] = START_S
         self._config.write_text(yaml.safe_dump(settings))
         self._starts += 1
         argv: list[str | Path] = [*self._command]

@@ -2,7 +2,7 @@
 
 Addresses of other machines and ports 800x are replaced by local addresses and free ports, and
 restored in the output. `make serve` runs without the set-up; other targets of make are only looked
-up.
+up. Commands of the gateway that end are forks of a process that has imported them.
 """
 
 import os
@@ -17,6 +17,7 @@ from types import TracebackType
 
 from tests.docs import cli
 from tests.docs.console import Command, agrees, commands, needs
+from tests.docs.forked_commands import shell_function
 from tests.docs.page import ROOT, Block, Page
 from tests.gateway import free_port
 
@@ -76,9 +77,11 @@ class Terminal:
     def run(self, text: str, more: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Return a command's exit status and output; the next command gets its variables."""
         exported = self._directory / ".exported"
+        # The dynamic loader reads its variables when a program begins, not in a fork.
+        program = "" if more else shell_function()
         # set -a: the next command also gets variables that are not exported.
         script = (
-            f"set -a -o pipefail\n{self._here(text)}\n"
+            f"{program}set -a -o pipefail\n{self._here(text)}\n"
             f"ended=$?; env -0 >{shlex.quote(str(exported))}; exit $ended"
         )
         try:

@@ -85,6 +85,19 @@ class TestTerminal:
     def test_files_of_a_page_are_written(self, terminal: Terminal) -> None:
         assert follow(page("yaml a.yaml\nb: 1", "console\n$ cat a.yaml\nb: 1"), terminal) == 1
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "command",
+        ["keys create --name", "--version | cat", "status >file 2>&1; cat file; test -s file"],
+    )
+    def test_commands_of_the_gateway_are_those_of_its_program(
+        self, terminal: Terminal, command: str
+    ) -> None:
+        forked = terminal.run(f"GATEWAY_URL=http://127.0.0.1:9 vllm-gateway {command}")
+        assert forked == terminal.run(
+            f"GATEWAY_URL=http://127.0.0.1:9 command vllm-gateway {command}"
+        )
+
     def test_addresses_are_replaced_and_restored(self, tmp_path: Path) -> None:
         terminal = Terminal(tmp_path, {}, {"http://gpu-box:8000": "http://127.0.0.1:9"})
         status, shown = terminal.run("echo http://gpu-box:8000 127.0.0.1:8001 >f; cat f")

@@ -23,6 +23,7 @@ from tests.e2e.deployment import (
     Deployment,
     demo_model,
     deployed,
+    learn_flags,
     until_ready,
 )
 from tests.fakes.vllm import Fake
@@ -107,6 +108,13 @@ def _check_group(item: pytest.Item) -> None:
         raise pytest.UsageError(f"{item.nodeid} has a real engine: list it in WITH_ENGINES")
     if "gateway" in getattr(item, "fixturenames", ()) and group != "gateway":
         raise pytest.UsageError(f"{item.nodeid} has the shared gateway: list it in ON_SHARED")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have vLLM's parser asked before the first test with real vLLM."""
+    if item.get_closest_marker("vllm"):
+        learn_flags()
 
 
 @pytest.hookimpl(trylast=True)

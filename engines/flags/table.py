@@ -110,15 +110,18 @@ def _plain(text: str) -> str:
 def digest_command(table: FlagTable, words: Sequence[str]) -> str:
     """Return a digest, the same for command lines that the parser accepts or rejects alike.
 
-    It ignores the model, which the parser does not read, and whole numbers of flags that accept any
-    whole number.
+    It ignores the order of flags, the model, which the parser does not read, and whole numbers of
+    flags that accept any whole number.
     """
-    plain: list[str] = []
+    flags: list[tuple[str, list[str]]] = []  # each with its words
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            flags.append((name, []))
         alike = name == "model" or (name in table.counts and value.isdecimal())
-        plain.append(f"--{name}=1" if equals and alike else word)
-    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+        flags[-1][1].append(f"--{name}=1" if equals and alike else word)
+    flags.sort(key=lambda flag: flag[0])  # of one that is given twice, the last counts
+    return hashlib.sha256(json.dumps(flags).encode()).hexdigest()
 
 
 def _unknown(

@@ -1,5 +1,6 @@
 """The command as a user runs it: a process of its own, real vLLM behind it."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,8 +19,9 @@ import psutil
 import yaml
 
 from app.settings import LimitSettings
-from engines.flags.check import MAX_CACHED
+from engines.flags.check import MAX_CACHED, check_flags
 from engines.flags.check import NAME as FLAGS
+from engines.spec import ProcessSpec
 from tests.forked import ForkedCommand
 from tests.gateway import free_port, make_tables, responds
 from tests.waiting import poll_until
@@ -31,6 +33,19 @@ KEY = "sk-e2e-0123456789abcdef0123"
 ADMIN_KEY = "sk-e2e-admin-0123456789abcdef"
 # What vLLM's parser said so far. A run directory begins with it, as that of a second start does.
 KNOWN_FLAGS = ROOT / "var" / FLAGS
+# A process of the parser takes 14 s of CPU, so one parses the flags of all engines of tests and
+# pages, apart from those that a test must see parsed. Numbers are alike.
+_BARE = {"enforce-eager": True, "max-model-len": 1024}
+_TOOLS = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
+_TESTED_FLAGS: list[dict[str, Any]] = [
+    {},
+    _BARE,
+    {**_BARE, "tensor-parallel-size": 2},
+    {**_BARE, "reasoning-parser": "qwen3"},
+    {"max-model-len": 1024},
+    {"max-model-len": 1024, **_TOOLS},
+    {"max-model-len": 1024, "reasoning-parser": "qwen3"},
+]
 # Secrets in a gateway's environment that its engines must not get. The last is a token that engines
 # inherit, unless it is the key of a remote engine.
 CANARY = "sk-canary-0123456789abcdef"
@@ -151,8 +166,23 @@ def demo_model() -> Path:
     return MODEL
 
 
+@cache
+def learn_flags() -> None:
+    """Have the parser's answers for all tests at hand; one process of the tests asks it."""
+    if PYTHON:
+        return
+    tested = [_DEMO["args"], ENGINE["args"], {**ENGINE["args"], "tensor-parallel-size": 2}]
+    specs = [
+        ProcessSpec(kind="process", model="m", args=args) for args in (*_TESTED_FLAGS, *tested)
+    ]
+    KNOWN_FLAGS.parent.mkdir(exist_ok=True)
+    with KNOWN_FLAGS.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        check_flags(specs, KNOWN_FLAGS.parent)
+
+
 def use_known_flags(run_dir: Path) -> None:
-    """Spare a gateway the parser: it imports vLLM, as long as a third of a start."""
+    """Spare a gateway the parser."""
     if KNOWN_FLAGS.exists():
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy(KNOWN_FLAGS, run_dir / FLAGS)

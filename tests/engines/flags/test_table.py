@@ -131,6 +131,15 @@ class TestDigest:
         one, other = (digest_command(table(), [f"--model={name}"]) for name in ("a", "b/c"))
         assert one == other
 
+    def test_digest_ignores_the_order_of_flags(self) -> None:
+        middleware, dtype = ["--middleware", "a", "b"], ["--dtype=half"]
+        one = digest_command(table(), middleware + dtype)
+        assert one == digest_command(table(), dtype + middleware)
+
+    def test_digest_depends_on_the_order_of_values(self) -> None:
+        values = ["--dtype=half", "--dtype=auto"]
+        assert digest_command(table(), values) != digest_command(table(), values[::-1])
+
     @pytest.mark.parametrize(
         "pair",
         [

@@ -23,12 +23,14 @@ async def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S) 
     return value
 
 
-def poll_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+def poll_until(
+    condition: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 10 * _POLL_S
+) -> T:
     """Wait without an event loop, for a condition that takes longer to check."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, _message(condition, timeout_s)
-        time.sleep(10 * _POLL_S)
+        time.sleep(every_s)
     return value
 
 

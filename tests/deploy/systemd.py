@@ -132,7 +132,7 @@ def booted(
             assert process.poll() is None, "systemd did not start"
             return system.run("systemctl", "is-active", "bare.target").returncode == 0
 
-        poll_until(up, 60)
+        poll_until(up, 60, every_s=0.1)
         yield system
     finally:
         process.send_signal(signal.SIGKILL)  # and with it all of the namespace

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,9 +81,18 @@ def run_forked(
         return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
 
 
+def _end_with_the_tests() -> None:
+    """Leave no gateway behind when the tests are killed; the server of forks outlives them."""
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _run(
     arguments: tuple[str, ...], env: dict[str, str], cwd: Path, output: Path, errors: Path
 ) -> None:
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     for descriptor, path in ((1, output), (2, errors)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), descriptor)

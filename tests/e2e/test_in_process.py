@@ -13,8 +13,8 @@ import psutil
 from engines.guard.marked_processes import find_marked
 from tests.e2e.deployment import (
     CANARY,
-    ENGINE_WITH_WORKER,
     SECRETS,
+    SPAWNED_ENGINE,
     START_S,
     Deployment,
     alive,
@@ -29,7 +29,7 @@ from tests.e2e.deployment import (
 from tests.e2e.test_engine_environment import assert_serves_without_secrets
 from tests.waiting import poll_until
 
-IN_PROCESS: dict[str, Any] = {**ENGINE_WITH_WORKER, "kind": "in_process"}
+IN_PROCESS: dict[str, Any] = {**SPAWNED_ENGINE, "kind": "in_process"}
 DEMO: dict[str, Any] = {"name": "demo", "engines": [IN_PROCESS]}
 HELLO: dict[str, Any] = {
     "model": "demo",
@@ -126,7 +126,7 @@ def test_failing_engines_are_explained_and_sigterm_while_another_loads_leaves_no
     tmp_path: Path,
 ) -> None:
     demo_model()
-    too_long = {**IN_PROCESS, "args": {**ENGINE_WITH_WORKER["args"], "max-model-len": 99999}}
+    too_long = {**IN_PROCESS, "args": {**IN_PROCESS["args"], "max-model-len": 99999}}
     models = [
         {"name": "missing", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]},
         {"name": "flag", "engines": [{**IN_PROCESS, "args": {"no-such-flag": 3}}]},
@@ -154,6 +154,7 @@ def test_failing_engines_are_explained_and_sigterm_while_another_loads_leaves_no
 
 def test_gateway_of_which_no_engine_can_start_exits_2(tmp_path: Path) -> None:
     missing = {"name": "missing", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]}
+    use_known_flags(tmp_path / "run")
     ended = run("serve", "--config", str(write_config(tmp_path, missing)))
     assert ended.returncode == 2
     lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]

@@ -24,8 +24,8 @@ from engines.interpreter import SERVE
 from tests.e2e.deployment import (
     ADMIN_KEY,
     ENGINE,
-    ENGINE_WITH_WORKER,
     KEY,
+    SPAWNED_ENGINE,
     START_S,
     Deployment,
     alive,
@@ -266,7 +266,7 @@ def test_reload_that_replaces_the_engine_fails_no_request(
     assert first
     longest = ENGINE["args"]["max-model-len"]
     # The tests that follow need the processes of an engine on GPUs.
-    changed = {**ENGINE_WITH_WORKER, "args": {**ENGINE["args"], "max-model-len": longest - 64}}
+    changed = {**SPAWNED_ENGINE, "args": {**ENGINE["args"], "max-model-len": longest - 64}}
     settings = yaml.safe_load(gateways.config.read_text())
     settings["models"][0]["engines"] = [changed]
     gateways.config.write_text(yaml.safe_dump(settings))

@@ -69,7 +69,7 @@ def test_check_prints_what_would_run(tmp_path: Path) -> None:
 
 def test_second_gateway_with_the_same_run_directory_is_refused(tmp_path: Path) -> None:
     idle = {"name": "m", "engines": [{"kind": "remote", "url": "http://127.0.0.1:9"}]}
-    with deployed(tmp_path, idle) as first:
+    with deployed(tmp_path, idle, fork=True) as first:
         assert first.process.poll() is None
         file = tmp_path / "second.yaml"
         settings = yaml.safe_load((tmp_path / "gateway.yaml").read_text())

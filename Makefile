@@ -3,11 +3,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
-# All tests in tests/e2e have an engine, and their SDKs take a second to import per process.
+# All tests in tests/e2e have an engine, and their imports take seconds of each worker.
 QUICK := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e -m "not vllm and not slow"
 # The slow tests wait as often as they compute. Not at the same time as real engines: with both some tests
 # that count chunks or refused requests fail on two cores (tests/scheduling.py).
-SLOW := -q -n $(shell echo $$(($$(nproc) < 6 ? $$(nproc) + 1 : 6))) --dist loadgroup -m "slow and not vllm"
+SLOW := -q -n $(shell echo $$(($$(nproc) < 6 ? $$(nproc) + 1 : 6))) --dist loadgroup --ignore tests/e2e -m "slow and not vllm"
 # Each engine is bound to a core, and takes 2.7 GiB.
 VLLM := -q -n $(shell echo $$(($$(nproc) < 4 ? $$(nproc) : 4))) --dist loadgroup -m vllm
 # If it is set, each vLLM process compiles its thousands of modules again: 7 s at every start.

@@ -86,6 +86,7 @@ class ClientExchange(Protocol):
     started: bool  # the headers have been sent, or wait for a client that is slow to read
     streaming: bool  # the headers of an event stream have been sent
     response_complete: bool  # the last byte has been written
+    takes_chunks: bool  # `push_chunk` may be called: the client keeps up, and gets chunks
     client_wait_s: float  # seconds that the response has waited for the client to read
     # The status that the connection itself has sent because the request's body was faulty or late.
     refused_status: int | None
@@ -121,6 +122,9 @@ class ClientExchange(Protocol):
 
         After False, `flush` must be awaited; what is pushed before that waits for it too.
         """
+
+    def push_chunk(self, chunk: bytes, size: int) -> None:
+        """Send a piece of the body, of `size` bytes, that is framed as one chunk already."""
 
     @property
     def writable(self) -> bool:

@@ -44,10 +44,12 @@ REQUESTS = 192
 # Tokens of two streams, whose difference is divided by that of their chunks.
 SHORT, LONG = 16, 80
 STREAMS = 9
-DELIVER = "deliver"  # the relay's function for each chunk
+DELIVER = "pass_chunk"  # the relay's function for each chunk
 ENDED = "_task_ended"  # the last function that runs for a request
-# A function with fewer calls per chunk runs in between: a stream lasts a second.
+# A function with fewer calls per chunk is not for each; one that runs without any request is not
+# for chunks at all, however often it runs during a stream, which lasts a second.
 FOR_EACH = 0.9
+IDLE_S = 0.5
 PACE_MS = 12.0  # far above the time of a traced chunk, so that none arrives with the next
 # What a rule chooses among, and by: a prompt that an engine has cached.
 RULE_ENGINES = 4
@@ -149,6 +151,9 @@ def count(client: Client, tracer: Tracer) -> Counts:
     client.send(stream=True)
     time.sleep(0.5)  # the rows and lines of these
     tracer.on = True
+    tracer.settle()
+    time.sleep(IDLE_S)
+    _, idle = tracer.settle()
     plain, plain_calls, later = _repeat(client, tracer, REQUESTS)
     short, short_calls, _ = _repeat(client, tracer, STREAMS, tokens=SHORT, stream=True)
     long, long_calls, _ = _repeat(client, tracer, STREAMS, tokens=LONG, stream=True)
@@ -156,6 +161,7 @@ def count(client: Client, tracer: Tracer) -> Counts:
     more, more_calls = long - short, long_calls - short_calls
     # Two chunks that arrive together are one.
     chunks = next(number for code, number in more_calls.items() if code.co_name == DELIVER)
+    more = Counter({code: number for code, number in more.items() if code not in idle})
     of_chunk = [
         function for function in _by_function(more, more_calls, chunks) if function.calls > FOR_EACH
     ]

@@ -223,12 +223,19 @@ class EngineResponse(Protocol):
         bytes that came before.
         """
 
-    async def pump(self, sink: Callable[[bytes, bool], bool]) -> bool:
+    async def pump(
+        self,
+        sink: Callable[[bytes, bool], bool],
+        chunk_sink: Callable[[bytes], bool] | None = None,
+    ) -> bool:
         """Pass the body to `sink` as it arrives, coalesced; no asyncio task wakes for a piece.
 
         `sink` gets a piece, and whether it is the last; it returns whether it takes more at once.
         Returns True at the end of the body, False when the sink takes no more: what arrives then
         waits for the next `read` or `pump`. Raises what `read` raises, and what the sink raises.
+
+        `chunk_sink` is asked first, where bytes are what may be one chunk with its framing (RFC
+        9112, section 7.1): it returns True if they are, and it has taken them, else does nothing.
         """
 
     def interrupt(self, error: EngineError) -> None:

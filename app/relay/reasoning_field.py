@@ -48,6 +48,9 @@ class BothFieldsMeter(StreamMeter):
     def pass_on(self, events: bytes) -> bytes:
         return self._with_copy(super().pass_on(events))
 
+    def pass_whole(self, events: bytes) -> bool:
+        return False
+
     def flush(self) -> bytes:
         return self._with_copy(super().flush())
 

@@ -66,10 +66,7 @@ class StreamMeter(msgspec.Struct, eq=False, kw_only=True):
         """Return the bytes of these whole events that pass to the client now."""
         if not self.events:
             self.envelope = events.find(b"\n\n") + 2
-        if events.find(b"\n") == len(events) - 2:  # one event of one line, in half the time
-            self.events += 1
-        else:
-            self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
+        self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
         if self.has_logprobs:
             self.listed += _count_listed(events)
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
@@ -81,6 +78,18 @@ class StreamMeter(msgspec.Struct, eq=False, kw_only=True):
         for event in split_events(events):
             self._pass_event(event, out)
         return b"".join(out)
+
+    def pass_whole(self, events: bytes) -> bool:
+        """Count whole events, which end in LF, if they pass as they are; else do nothing."""
+        if (
+            self.held
+            or self.has_logprobs
+            or events.find(_USAGE) >= 0
+            or events.find(_FINISHED) >= 0
+        ):
+            return False
+        self.events += events.count(b"\n\n")
+        return True
 
     def flush(self) -> bytes:
         """Return the held bytes, at the end of the stream or when it breaks.

@@ -67,6 +67,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         # Received since the last body chunk: headers, trailers, chunk extensions.
         self._framing_bytes = 0
         self._message_complete = False
+        # The parser has read a whole chunk, and nothing behind it.
+        self._between_chunks = False
         self._keep_alive = False
         self._until_close = False
         self._paused = False
@@ -93,7 +95,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._awaiting = headers_received
         self._headers = response.headers
         self._framing_bytes = self._trailer_bytes = 0
-        self._message_complete = False
+        self._message_complete = self._between_chunks = False
         self._last_byte = 0.0
         self._sent_at = now = loop.time()
         # The earlier timeout; when it fires, the rest of the other one is waited for.
@@ -152,6 +154,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             self.abort()
             return
         self._last_byte = self._loop.time()
+        if self._between_chunks and (sink := response.chunk_sink) is not None and sink(data):
+            return  # the parser would be where it was
         if self._awaiting is not None:
             self._received = len(data)
         broken: EngineProtocolError | None = None
@@ -161,6 +165,8 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             # The error of one of our callbacks is the context of the parser's.
             reason = error.__context__ or error
             broken = EngineProtocolError(f"{self._pool.address} broke HTTP/1.1: {reason}")
+        if self._between_chunks and data[-2:] != b"\r\n":
+            self._between_chunks = False  # a part of the next size has arrived
         complete = self._message_complete
         if body := self._body:
             self._framing_bytes = 0
@@ -242,6 +248,12 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._awaiting = self._headers = None
         if not awaiting.done():
             awaiting.set_result(response)  # the caller runs after this read of the socket
+
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
 
     def on_message_complete(self) -> None:
         response = self._response

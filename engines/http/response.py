@@ -32,6 +32,8 @@ class ResponseBody:
     _waiter: asyncio.Future[None] | None = None
     # Set while `pump` waits; `_chunks` is empty then.
     _sink: Callable[[bytes, bool], bool] | None = None
+    # Set as long as `_sink`, which `feed` calls with all that this one declines; see `pump`.
+    chunk_sink: Callable[[bytes], bool] | None = None
 
     def __init__(self, source: ResponseSource, loop: asyncio.AbstractEventLoop) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
@@ -69,19 +71,23 @@ class ResponseBody:
             raise self._error
         return b""
 
-    async def pump(self, sink: Callable[[bytes, bool], bool]) -> bool:
+    async def pump(
+        self,
+        sink: Callable[[bytes, bool], bool],
+        chunk_sink: Callable[[bytes], bool] | None = None,
+    ) -> bool:
         if self._chunks and not sink(self.take(), self._complete):
             return False
         if self._complete:
             return True
         if self._error is not None:
             raise self._error
-        self._sink = sink
+        self._sink, self.chunk_sink = sink, chunk_sink
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
-            self._sink = self._waiter = None
+            self._sink = self.chunk_sink = self._waiter = None
         if self._chunks:
             return False  # they arrived after the sink had declined more
         if self._error is not None:
@@ -116,7 +122,7 @@ class ResponseBody:
                     return True
             except Exception as error:  # noqa: BLE001 - raised from `pump`
                 self._error = error
-            self._sink = None
+            self._sink = self.chunk_sink = None
         elif self._error is None:
             self._complete = last
             self._chunks.append(data)
@@ -137,7 +143,7 @@ class ResponseBody:
     def fail(self, error: EngineError) -> None:
         """Raise an error from the consumer's `read` or `pump`, after the bytes that arrived."""
         self._error = error
-        self._source = self._sink = None
+        self._source = self._sink = self.chunk_sink = None
         self._wake()
 
     def _wake(self) -> None:

@@ -71,6 +71,7 @@ class HttpExchange:
     client_wait_s = 0.0
     streaming = False
     response_complete = False  # uvicorn's cycles have this name too
+    takes_chunks = False
     # Set by the connection before the task starts.
     keep_alive = True
     version_1_0 = False
@@ -83,8 +84,6 @@ class HttpExchange:
     _body_bytes = 0  # in `_body`
     _reader: asyncio.Future[None] | None = None  # while the task waits for the body
     _chunked = False
-    # True while a pushed piece is only framed and written.
-    _direct = False
     # Response headers that wait, for one iteration of the event loop, for the first piece.
     _unsent_headers = b""
     _flush: asyncio.Handle | None = None
@@ -208,21 +207,24 @@ class HttpExchange:
             self._end()
 
     def push(self, data: bytes) -> bool:
-        size = len(data)
-        self.bytes_out += size
-        connection = self._connection
-        if self._direct and size and self.answer_copy is None:
-            connection.transport.write(_CHUNK % (size, data))
-        elif self._unsent is not None:
+        self.bytes_out += len(data)
+        if self._unsent is not None:
             self._unsent.append(data)
             return False
-        else:
-            self._write(data)
-            self._direct = self._chunked and not self.disconnected
-        if connection.flow.write_paused:
-            self._unsent, self._direct = [], False
+        self._write(data)
+        if self._connection.flow.write_paused:
+            self._unsent = []
             return False
+        self.takes_chunks = self._chunked and self.answer_copy is None and not self.disconnected
         return True
+
+    def push_chunk(self, chunk: bytes, size: int) -> None:
+        connection = self._connection
+        self.bytes_out += size
+        connection.transport.write(chunk)
+        if connection.flow.write_paused:
+            self.takes_chunks = False
+            self._unsent = []
 
     @property
     def writable(self) -> bool:
@@ -317,7 +319,7 @@ class HttpExchange:
             reader.set_result(None)
 
     def disconnect(self) -> None:
-        self.disconnected, self._direct = True, False
+        self.disconnected, self.takes_chunks = True, False
         self.cut(ClientDisconnected())
 
     def start(self) -> None:

@@ -75,17 +75,12 @@ class EventStream(msgspec.Struct, eq=False):
 
     def deliver(self, data: bytes, last: bool) -> bool:
         """Forward a chunk, or keep the last one; return whether the client takes more at once."""
-        if self.held:
-            data = self.held + data
-            self.held = b""
+        data = self.held + data
         if last:
             self.held = data  # sent with the end of the body, in one write
             return True
-        if data[-2:] != b"\n\n":
-            # Whole events only, so that an error can follow them as one more.
-            data, self.held = whole_events(data)
-            if not data:
-                return True
+        # Whole events only, so that an error can follow them as one more.
+        data, self.held = whole_events(data)
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
         if data.find(ERROR_EVENT) >= 0:
             if (at := find_engine_death(data)) is not None:
@@ -94,10 +89,7 @@ class EventStream(msgspec.Struct, eq=False):
                     self.exchange.push(data)
                 raise EngineDied(ENGINE_DEAD_REASON)
             self._note_error(data)
-        if self.recording is not None and not (data := self.recording.pass_on(data)):
-            return True
-        data = self.meter.pass_on(data)
-        if not data:
+        if not (data := self._filter(data)):
             return True
         self._note_sent(data)
         return self.exchange.push(data)
@@ -105,8 +97,7 @@ class EventStream(msgspec.Struct, eq=False):
     def pass_chunk(self, chunk: bytes) -> bool:
         """Forward a chunk with the engine's framing, if it is whole events that pass as they are.
 
-        Most are: it is the same as `deliver` with the events, in half the steps. Returns False for
-        any other, and does nothing.
+        Most are. Returns False for any other, and does nothing.
         """
         begin = chunk.find(b"\r\n") + 2
         size = len(chunk) - begin - 2

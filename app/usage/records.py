@@ -34,11 +34,11 @@ _NULL = math.nan
 NO_ENGINE = ""
 
 
-class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One row of `usage_records`: its columns, in their order.
 
     Numbers in place of booleans and NULL, for which SQLite's driver takes ten times as long: both
-    databases store NaN as NULL.
+    databases store NaN as NULL. Not keyword-only: keywords take longer than all the rest.
     """
 
     id: str
@@ -127,49 +127,27 @@ def rows_of(
     """Return the rows of `usage_records`; `place` is that of the first request in its batch."""
     rows: list[Row] = []
     first = f"{gateway}{batch:012x}"
-    for ended in requests:
+    for number, ended in enumerate(requests, place):
         record = ended.record
         used = record.usage or _NOTHING
-        prompt, cached, completion = used.prompt, used.cached, used.completion
-        if not (0 <= prompt <= MAX_TOKENS and 0 <= cached <= MAX_TOKENS >= completion >= 0):
-            prompt, cached, completion = _count(prompt), _count(cached), _count(completion)
         key_id, model, engine, endpoint, owner = _names(
             record.key_id, record.model, record.engine or NO_ENGINE, record.endpoint, record.owner
         )
         price = prices.get(record.model)
-        rows.append(
-            Row(
-                id=first + _place(place),
-                at_ms=int(ended.ended_at * 1000),
-                request_id=storable(record.request_id, 128),
-                key_id=key_id,
-                model=model,
-                engine=engine,
-                endpoint=endpoint,
-                status=record.status,
-                outcome=record.outcome,
-                prompt_tokens=prompt,
-                cached_tokens=cached,
-                completion_tokens=completion,
-                reasoning_tokens=_count(used.reasoning),
-                estimated=1 if used.estimated else 0,
-                queue_ms=_NULL if record.queued_s is None else _ms(record.queued_s),
-                ttft_ms=_NULL if record.ttft_s is None else _ms(record.ttft_s),
-                total_ms=_ms(record.total_s, 0.0),
-                cost_nano=0 if price is None else price.cost(used),
-                owner=owner,
-                continued=record.continued or _NULL,
-                recomputed_tokens=_count(record.recomputed_tokens) or _NULL,
-                not_continued=_text(record.not_continued, 32),
-                own_id=ended.id,
-                requested_model=_asked(record.requested_model, record.model),
-                error=_text(record.error, 64),
-                fault=_text(record.fault, 300),
-                client_wait_ms=_ms(record.client_wait_s) if record.client_wait_s else _NULL,
-                timeline=timeline_to_text(ended.timeline),
-            )
-        )
-        place += 1
+        rows.append(Row(
+            first + _place(number), int(ended.ended_at * 1000), storable(record.request_id, 128),
+            key_id, model, engine, endpoint, record.status, record.outcome,
+            _count(used.prompt), _count(used.cached), _count(used.completion),
+            _count(used.reasoning), 1 if used.estimated else 0,
+            _NULL if record.queued_s is None else _ms(record.queued_s),
+            _NULL if record.ttft_s is None else _ms(record.ttft_s),
+            _ms(record.total_s, 0.0), 0 if price is None else price.cost(used), owner,
+            record.continued or _NULL, _count(record.recomputed_tokens) or _NULL,
+            _text(record.not_continued, 32), ended.id, _asked(record.requested_model, record.model),
+            _text(record.error, 64), _text(record.fault, 300),
+            _ms(record.client_wait_s) if record.client_wait_s else _NULL,
+            timeline_to_text(ended.timeline),
+        ))  # fmt: skip
     return rows
 
 
@@ -178,7 +156,7 @@ class DailySums:
 
     def __init__(self) -> None:
         # By owner, day, key and model; the sums in the order of SUM_LIMITS.
-        self._days: dict[tuple[str, str, str, str], tuple[int, ...]] = {}
+        self._days: dict[tuple[str, str, str, str], list[int]] = {}
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows to the sums, of requests that reached an engine."""
@@ -186,11 +164,14 @@ class DailySums:
             if row.engine == NO_ENGINE:
                 continue
             place = (row.owner, _day(row.at_ms // _DAY_MS), row.key_id, row.model)
-            used = (
-                1, row.estimated, row.prompt_tokens, row.cached_tokens, row.completion_tokens,
-                row.reasoning_tokens, row.cost_nano,
-            )  # fmt: skip
-            self._days[place] = tuple(map(int.__add__, self._days.get(place, _NO_SUMS), used))
+            sums = self._days.setdefault(place, [0] * len(SUM_LIMITS))
+            sums[0] += 1
+            sums[1] += row.estimated
+            sums[2] += row.prompt_tokens
+            sums[3] += row.cached_tokens
+            sums[4] += row.completion_tokens
+            sums[5] += row.reasoning_tokens
+            sums[6] += row.cost_nano
 
     # Rows are in the order of their primary key, so that two gateways cannot deadlock.
 
@@ -209,14 +190,10 @@ class DailySums:
         return _rows(("owner", "day", "key_id", "model"), owned)
 
 
-def _rows(names: Sequence[str], days: Mapping[Any, tuple[int, ...]]) -> list[dict[str, Any]]:
+def _rows(names: Sequence[str], days: Mapping[Any, Sequence[int]]) -> list[dict[str, Any]]:
+    columns = (*names, *SUM_LIMITS)
     return [
-        {
-            **dict(zip(names, place, strict=True)),
-            **{
-                name: min(n, most) for (name, most), n in zip(SUM_LIMITS.items(), sums, strict=True)
-            },
-        }
+        dict(zip(columns, (*place, *map(min, sums, SUM_LIMITS.values())), strict=True))
         for place, sums in sorted(days.items())
     ]
 

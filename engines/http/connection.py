@@ -63,8 +63,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         # Of the response that is awaited; None after them: later fields are trailers.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._trailer_bytes = 0
-        self._received = 0  # bytes of the last read of the socket while headers are awaited
-        # Received since the last body chunk: headers, trailers, chunk extensions.
+        # Received since the last body chunk, and in the present read of the socket.
         self._framing_bytes = 0
         self._message_complete = False
         # The parser has read a whole chunk, and nothing behind it.
@@ -156,8 +155,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
         self._last_byte = self._loop.time()
         if self._between_chunks and (sink := response.chunk_sink) is not None and sink(data):
             return  # the parser would be where it was
-        if self._awaiting is not None:
-            self._received = len(data)
+        self._framing_bytes += len(data)
         broken: EngineProtocolError | None = None
         try:
             self._parser.feed_data(data)
@@ -176,11 +174,9 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
                 assert self._transport is not None
                 self._paused = True
                 self._transport.pause_reading()
-        else:
-            self._framing_bytes += len(data)
-            if broken is None and self._framing_bytes > MAX_HEAD_BYTES:
-                fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
-                broken = EngineProtocolError(f"{self._pool.address} sent {fault}")
+        elif broken is None and self._framing_bytes > MAX_HEAD_BYTES:
+            fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
+            broken = EngineProtocolError(f"{self._pool.address} sent {fault}")
         if broken is not None:
             self._fail(broken)
         elif complete:
@@ -231,7 +227,7 @@ class Http1Connection(asyncio.Protocol, MovingDeadline):
             if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
                 raise ValueError("a transfer coding other than chunked")
         if (
-            self._framing_bytes + self._received > MAX_HEAD_BYTES
+            self._framing_bytes > MAX_HEAD_BYTES
             and sum(len(n) + len(v) for n, v in response.headers) > MAX_HEAD_BYTES
         ):
             raise ValueError(f"over {MAX_HEAD_BYTES} bytes of response headers")

@@ -213,7 +213,7 @@ class HttpExchange:
             return False
         self._write(data)
         if self._connection.flow.write_paused:
-            self._unsent = []
+            self._unsent, self.takes_chunks = [], False
             return False
         self.takes_chunks = self._chunked and self.answer_copy is None and not self.disconnected
         return True
@@ -223,8 +223,7 @@ class HttpExchange:
         self.bytes_out += size
         connection.transport.write(chunk)
         if connection.flow.write_paused:
-            self.takes_chunks = False
-            self._unsent = []
+            self._unsent, self.takes_chunks = [], False
 
     @property
     def writable(self) -> bool:

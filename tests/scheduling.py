@@ -12,7 +12,8 @@ ENGINE_WORKERS = min(os.cpu_count() or 1, 4)
 # The tests on the shared gateway: one worker runs them all. The process that gives work to the
 # workers knows no more of a test than its ID.
 ON_SHARED = (
-    "tests/console/test_demo_model.py", "tests/contract/test_engine_contract.py::TestRemoteOnVllm",
+    "tests/console/test_demo_model.py", "tests/contract/test_engine_contract.py::TestProcessOnVllm",
+    "tests/contract/test_engine_contract.py::TestRemoteOnVllm",
     "tests/e2e/test_anthropic_sdk.py", "tests/e2e/test_cancellation.py",
     "tests/e2e/test_continuation.py", "tests/e2e/test_engine_environment.py",
     "tests/e2e/test_engine_facts.py", "tests/e2e/test_engines_page.py",
@@ -28,8 +29,8 @@ IMPORTING = (
 # The groups with real vLLM; some start none in a part of their tests.
 WITH_ENGINES = (
     "gateway", "importing", "tests/contract/test_engine_contract.py::TestContainerOnVllm",
-    "tests/contract/test_engine_contract.py::TestProcessOnVllm", "tests/deploy/test_systemd.py",
-    "tests/docs/test_commands.py", "tests/e2e/", "tests/engines/flags/test_check.py",
+    "tests/deploy/test_systemd.py", "tests/docs/test_commands.py", "tests/e2e/",
+    "tests/engines/flags/test_check.py",
 )  # fmt: skip
 DAMAGED_CLUSTERS = "tests/engines/ray/test_damaged_clusters.py"
 # The longest come first, so that no worker waits long for the others at the end.

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from engines.base import (
@@ -254,8 +255,8 @@ async def ready_again(engine: Engine) -> None:
     await ready(engine)
 
 
-def setup(run_dir: Path) -> EngineSetup:
-    return EngineSetup(name="e", served_name="demo", run_dir=run_dir)
+def setup(run_dir: Path, name: str = "e") -> EngineSetup:
+    return EngineSetup(name=name, served_name="demo", run_dir=run_dir)
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
@@ -355,16 +356,17 @@ class TestDiscoveredOnAFake(EndingContract):
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
-async def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
-    demo_model()
-    run_dir = tmp_path_factory.mktemp("run")
-    spec = ProcessSpec.model_validate(ENGINE)
+async def vllm_process(gateway: Deployment) -> AsyncIterator[Subject]:
+    """The engine of the shared gateway, adopted as by the next gateway and left as it was."""
+    settings = yaml.safe_load((gateway.run_dir.parent / "gateway.yaml").read_text())
+    spec = ProcessSpec.model_validate(settings["models"][0]["engines"][0])
     command = launcher(spec.python) if spec.python else vllm_launcher()
-    engine = ProcessEngine(setup(run_dir), spec, command)
+    engine = ProcessEngine(setup(gateway.run_dir, "demo-0"), spec, command)
     await ready(engine)
-    yield Subject(engine, Address(uds=str(run_dir / "e" / "http.sock")))
-    await engine.stop(5.0)
-    assert engine.state is EngineState.STOPPED
+    assert engine.pid in {process.pid for process in gateway.family()}
+    yield Subject(engine, Address(uds=str(gateway.run_dir / "demo-0" / "http.sock")))
+    await engine.release()
+    engine._client.close()  # a gateway ends here
 
 
 @pytest.mark.vllm

@@ -1,12 +1,15 @@
 """Calls of Ray's library for the connector. All of them block."""
 
 import contextlib
-import socket
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import ray
+from ray._private import worker as ray_worker
 from ray.exceptions import ActorAlreadyExistsError
 from ray.util import (
     get_placement_group,
@@ -18,10 +21,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from engines.ray.actor import EngineActor
 
-REACH_S = 5.0  # to reach the port of a cluster's head
 REMOVE_S = 5.0  # for the head to take back a place; without a head it does not respond
 NAME_S = 10.0  # for the name of an actor whose place was removed to be free
 POLL_S = 0.05
+ERROR_POLL_S = 0.5
 # Calls of one gateway that an actor handles at once.
 CONCURRENCY = 16
 LOCAL_STORE_BYTES = 80 * 1024 * 1024  # nothing is stored in it; the least that Ray accepts
@@ -31,13 +34,7 @@ KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
 def connect(address: str, namespace: str) -> None:
     """Connect this process to a cluster. Raises ConnectionError."""
-    if ":" in address:
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-        except OSError as error:
-            reason = error.strerror or str(error) or "timed out"
-            raise ConnectionError(f"no Ray at {address}: {reason}") from None
+    ray_worker.listen_error_messages = _paced(ray_worker.listen_error_messages)
     own: dict[str, Any] = {}
     if address == "local":
         own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
@@ -62,6 +59,16 @@ def connect(address: str, namespace: str) -> None:
                 "no Ray runs on this machine: start it (`ray start`) or set ray.address"
             ) from None
         raise
+
+
+def _paced(listen: Callable[[Any, Any], None]) -> Callable[[Any, threading.Event], None]:
+    """Return Ray's loop that prints errors of the cluster, with a pause in each turn.
+
+    While the head is away it would turn without one (2.60), at the cost of a core.
+    """
+    return lambda driver, stopped: listen(
+        driver, SimpleNamespace(is_set=partial(stopped.wait, ERROR_POLL_S))
+    )
 
 
 def living_nodes() -> list[dict[str, Any]]:

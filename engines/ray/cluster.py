@@ -30,6 +30,7 @@ from engines.timing import LOOP_GRACE_S
 
 log = logging.getLogger(__name__)
 
+REACH_S = 5.0  # to reach the port of a cluster's head
 # For engines that are removed at the same time, by one connector.
 KILL_ALL_S = 90.0
 # A connection that failed is not tried again for other engines in this time.
@@ -140,7 +141,9 @@ class Cluster:
                 raise ClusterError(self._failure)
             await self.close()
             try:
-                connection = await _Connection.start(self._directory, self._variables())
+                connection = await _Connection.start(
+                    self.address, self._directory, self._variables()
+                )
                 try:
                     await connection.call(
                         protocol.Connect(address=self.address, namespace=self.namespace)
@@ -221,6 +224,21 @@ def _read_owner(directory: Path) -> str:
     return file.read_text()
 
 
+def _reach(address: str) -> None:
+    """Connect to an address that has a port: a connector takes a second of CPU to start.
+
+    Blocks. Raises ClusterError.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        reason = error.strerror or str(error) or "timed out"
+        raise ClusterError(f"no Ray at {address}: {reason}") from None
+
+
 class _Connection:
     """A running connector."""
 
@@ -242,8 +260,9 @@ class _Connection:
         self._reading = asyncio.create_task(self._read(reader), name="Ray connector")
 
     @classmethod
-    async def start(cls, directory: Path, variables: dict[str, str]) -> "_Connection":
-        """Start a connector. Raises ClusterError."""
+    async def start(cls, address: str, directory: Path, variables: dict[str, str]) -> "_Connection":
+        """Start a connector, if something listens at the cluster's address. Raises ClusterError."""
+        await asyncio.to_thread(_reach, address)
         ours, theirs = socket.socketpair()
         log = directory / "ray-connector.log"
         try:

@@ -105,6 +105,12 @@ async def test_reply_that_cannot_be_read_is_the_end_of_a_connector(peer: Peer) -
     await peer.connection.close()
 
 
+async def test_no_connector_is_started_where_nothing_listens(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"^no Ray at 127\.0\.0\.1:9: Connection refused$"):
+        await Cluster("127.0.0.1:9", "test", tmp_path).nodes()
+    assert not (tmp_path / "ray-connector.log").exists()
+
+
 HANGS = "hangs"
 
 

@@ -46,9 +46,11 @@ async def test_engine_can_be_watched_and_stopped_while_the_head_is_away(tmp_path
         await ready(engine)
         processes, before = family(engine.pid), connectors()
         await asyncio.to_thread(nodes.remove_head)
+        used_s = before[0].cpu_times().user
         with pytest.raises(ClusterError, match="no answer"):
             await cluster.call(protocol.ListNodes(), 8.0)
         assert connectors() == before
+        assert before[0].cpu_times().user - used_s < 1.0  # it waits, and does not spin
         assert engine.state is S.READY
         async with asyncio.timeout(40):  # of which the head is given eight to take the place back
             await engine.stop(0.0)

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ from tests.engines.processes import chat, read
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 PATIENCE_S = 90.0
+SETUP_WORKER = Path(__file__).with_name("setup_worker.py")
+AGENT_PORTS = {
+    "dashboard_agent": ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"),
+    "runtime_env_agent": ("runtime_env_agent_port",),
+}
+NO_AGENT = 'setpriv --pdeathsig=KILL sh -c "exec sleep infinity"'
 STORE_BYTES = 80 * 1024 * 1024
 # An engine takes one, so that a node holds as many engines as it has slots.
 SLOT = "slot"
@@ -86,7 +92,28 @@ def _size(slots: int) -> dict[str, Any]:
         "object_store_memory": STORE_BYTES,
         "include_dashboard": False,
         "include_log_monitor": False,
+        "setup_worker_path": str(SETUP_WORKER),
     }
+
+
+def _without_agents(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Start Ray's processes, but no agents that no test needs: 1 s of CPU each.
+
+    Those of the dashboard, and on the head, which has no workers, that of their environments.
+    Raylets need processes in their place, and their ports: -1, as of agents that serve nothing.
+    """
+
+    def started(command: list[str], *options: Any, **named: Any) -> Any:
+        flags = dict(word.split("=", 1) for word in command if "=" in word)
+        if "--dashboard_agent_command" in flags:  # a raylet
+            for agent in AGENT_PORTS if "--head" in command else ("dashboard_agent",):
+                command = [*command, f"--{agent}_command={NO_AGENT}"]
+                for port in AGENT_PORTS[agent]:
+                    file = Path(flags["--session_dir"], f"{port}_{flags['--node_id']}")
+                    file.write_text("-1")
+        return start(command, *options, **named)
+
+    return started
 
 
 @contextlib.contextmanager
@@ -100,10 +127,10 @@ def ray_nodes(**settings: str) -> Iterator[Nodes]:
             patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
-        from ray._private import utils  # reads the variables
+        from ray._private import services  # reads the variables
 
-        # As where `ray` is installed without `default`: each node's agent serves no dashboard.
-        patch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+        start = _without_agents(services.start_ray_process)
+        patch.setattr(services, "start_ray_process", start)
         nodes = Nodes()
         try:
             yield nodes

@@ -36,7 +36,7 @@ class Request(FakeHints):
     gateway: int | None = None  # that the user is connected to; None: they take turns
 
 
-@dataclass
+@dataclass(frozen=True)
 class Traffic:
     """Users who arrive at random, chat for some turns, and think in between."""
 
@@ -54,7 +54,7 @@ class Traffic:
     hot_every: int = 0
     hot_parallel: int = 8
     # Weights of the gateways, to one of which each user stays connected; none: they take turns.
-    connected: Sequence[float] = ()
+    connected: tuple[float, ...] = ()
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Prefix cache hit ratio and TTFT of each policy, in a simulation."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
@@ -48,6 +48,7 @@ class WithoutEnds(PrefixAffinity):
         return replica
 
 
+@cache
 def outcome(
     made: Callable[[], SelectionPolicy],
     traffic: Traffic,

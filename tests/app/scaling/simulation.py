@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from app.scaling import Load
 
@@ -21,7 +22,7 @@ Decide = Callable[[float, Load], int]
 
 @dataclass
 class Engine:
-    """One engine: the moment at which it is READY, and the ends of its requests."""
+    """One engine: the moment at which it is READY, and the ends of its requests, a heap."""
 
     ready_at: float
     ends: list[float] = field(default_factory=list)
@@ -70,11 +71,13 @@ class Fleet:
     def step(self, now: float, arrivals: int) -> None:
         """End what has ended, and serve what waits."""
         for one in self.engines:
-            left = [end for end in one.ends if end > now]
-            self.ended += len(one.ends) - len(left)
-            one.ends = left
+            while one.ends and one.ends[0] <= now:
+                heappop(one.ends)
+                self.ended += 1
         self.engines = [one for one in self.engines if one.ends or not one.draining]
         self.queue.extend([now] * arrivals)
+        if not self.queue:
+            return
         for one in sorted(self.engines, key=lambda engine: len(engine.ends)):
             while (
                 self.queue
@@ -83,7 +86,7 @@ class Fleet:
                 and not one.draining
             ):
                 self.waits.append(now - self.queue.popleft())
-                one.ends.append(now + self.dice.uniform(*self.service_s))
+                heappush(one.ends, now + self.dice.uniform(*self.service_s))
 
     def scale(self, now: float, wanted: int) -> None:
         """Start engines, or drain the newest ones."""

@@ -168,13 +168,15 @@ def test_scaling_costs_less_than_a_fixed_fleet_that_serves_as_well(
     seconds = DAY_S if trace == "a day" else 4 * HOUR_S
     scaled = simulate(ScalingPolicy(TERMS).decide, TRACES[trace], seconds, first=1)
     late = scaled.late(TERMS.target_wait_s)
-    others = [
-        simulate(fixed(number), TRACES[trace], seconds, first=number) for number in range(1, 9)
-    ]
-    fleets = {f"fixed {number}": other for number, other in enumerate(others, start=1)}
-    show("\n".join(line(*item) for item in ({"scaled 1 to 8": scaled} | fleets).items()))
-    as_good = min(one.engine_s for one in others if one.late(TERMS.target_wait_s) <= late)
-    assert scaled.engine_s <= 1.1 * as_good
+    shown = {"scaled 1 to 8": scaled}
+    for number in range(1, 9):  # the first that serves as well is the cheapest
+        other = simulate(fixed(number), TRACES[trace], seconds, first=number)
+        shown[f"fixed {number}"] = other
+        if other.late(TERMS.target_wait_s) <= late:
+            break
+    show("\n".join(line(*item) for item in shown.items()))
+    assert other.late(TERMS.target_wait_s) <= late
+    assert scaled.engine_s <= 1.1 * other.engine_s
     # The time of a start after each rise is all that is late.
     assert late < (0.35 if trace == "bursts of 20 s" else 0.12)
 

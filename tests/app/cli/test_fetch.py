@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from app.cli.fetch import progress_line
 from tests.disks import MIB, SmallDisk
 from tests.e2e.deployment import ROOT
 from tests.fakes.hub import COMMIT, FakeHub, serving_hub
-from tests.forked import run_forked
+from tests.forked import ForkedCommand, run_forked
 from tests.waiting import poll_until
 
 WEIGHTS = bytes(range(256)) * 4096
@@ -41,6 +42,19 @@ def fetch(
 ) -> "subprocess.CompletedProcess[str]":
     env = environment(hub, home) | variables
     return run_forked("fetch", model, *options, env=env, cwd=ROOT)
+
+
+@contextmanager
+def started(hub: FakeHub, home: Path, *options: str) -> Iterator[ForkedCommand]:
+    """Run a download, with its errors in a file; it is killed when the body ends."""
+    files = {"output": home / "output", "errors": home / "errors"}
+    env = environment(hub, home)
+    command = ForkedCommand("fetch", "org/demo", *options, env=env, cwd=ROOT, **files)
+    try:
+        yield command
+    finally:
+        command.kill()
+        command.wait(60)
 
 
 def environment(hub: FakeHub, home: Path) -> dict[str, str]:
@@ -104,16 +118,14 @@ def test_signal_ends_a_download_at_once_and_leaves_no_half_file(
 ) -> None:
     hub.files["model.safetensors"] = WEIGHTS * 24
     hub.pause_after = 12 * MIB
-    command = [COMMAND, "fetch", "org/demo", "--to", str(tmp_path / "model")]
-    with subprocess.Popen(
-        command, env=environment(hub, tmp_path), stderr=subprocess.PIPE, text=True
-    ) as process:
+    with started(hub, tmp_path, "--to", str(tmp_path / "model")) as command:
         poll_until(lambda: _complete(tmp_path, "config.json") and any(_halves(tmp_path)), 60)
-        process.send_signal(signum)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith(
-        "interrupted; run the command again: complete files are not downloaded twice\n"
+        command.send_signal(signum)
+        assert command.wait(60) == 130
+    assert (
+        (tmp_path / "errors")
+        .read_text()
+        .endswith("interrupted; run the command again: complete files are not downloaded twice\n")
     )
     assert not list(tmp_path.rglob("*.incomplete"))
     hub.go_on.set()
@@ -124,9 +136,8 @@ def test_signal_ends_a_download_at_once_and_leaves_no_half_file(
 def test_half_file_of_a_killed_download_is_reported(hub: FakeHub, tmp_path: Path) -> None:
     hub.files["model.safetensors"] = WEIGHTS * 24
     hub.pause_after = 12 * MIB
-    with subprocess.Popen([COMMAND, "fetch", "org/demo"], env=environment(hub, tmp_path)) as killed:
+    with started(hub, tmp_path):
         poll_until(lambda: any(_halves(tmp_path)), 60)
-        killed.kill()
     hub.go_on.set()
     ended = fetch(hub, tmp_path)
     assert ended.returncode == 0

@@ -23,7 +23,6 @@ from app.server.listen import listen, lock_run_dir
 from app.settings import ConfigError
 from tests.e2e import deployment as e2e
 from tests.e2e.deployment import (
-    COMMAND,
     KEY,
     ROOT,
     Deployment,
@@ -211,36 +210,40 @@ def test_banner_warns_of_plain_http_that_other_machines_reach(
     assert warnings == ([f"listens on {where} over plain HTTP: {advice}"] if where else [])
 
 
+def has_command(output: Path) -> bool:
+    """Return whether a gateway has printed a command that asks it, to the line's end."""
+    return "curl" in output.read_text().rpartition("\n")[0]
+
+
 def test_key_file_is_made_once_private_and_accepted(fake_url: str, tmp_path: Path) -> None:
     key_file = tmp_path / "var" / "key"
     config = tmp_path / "gateway.yaml"
     shown: list[str] = []
     text = f"{{kind: remote, url: '{fake_url}'}}"
     config.write_text(f"models: [{{name: demo, engines: [{text}]}}]")
-    for _ in range(2):
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(config), "--key-file", str(key_file)],
-            env={
-                **environment(GATEWAY_SERVER__HOST="127.0.0.1", GATEWAY_SERVER__PORT="0"),
-                "GATEWAY_SERVER__RUN_DIR": str(tmp_path / "run"),
-                "GATEWAY_STATE__DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/gateway.db",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+    env = {
+        **environment(GATEWAY_SERVER__HOST="127.0.0.1", GATEWAY_SERVER__PORT="0"),
+        "GATEWAY_SERVER__RUN_DIR": str(tmp_path / "run"),
+        "GATEWAY_STATE__DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/gateway.db",
+    }
+    for start in ("first", "second"):
+        output = tmp_path / start
+        process = ForkedCommand(
+            *("serve", "--config", str(config), "--key-file", str(key_file)),
+            env=env,
+            cwd=ROOT,
+            output=output,
+            errors=tmp_path / "errors",
         )
-        assert process.stdout
-        line = ""
-        while "curl" not in line:
-            line = process.stdout.readline()
-            if "  key    " in line:
-                shown.append(line.split()[1])
+        poll_until(partial(has_command, output), 60)
+        lines = output.read_text().splitlines()
+        shown += [line.split()[1] for line in lines if "  key    " in line]
+        [line] = [line for line in lines if "curl" in line]
         answer = subprocess.run(
             ["bash", "-c", line.strip()], capture_output=True, text=True, check=True
         )
         assert json.loads(answer.stdout)["object"] == "chat.completion"
         process.terminate()
-        process.stdout.close()
         assert process.wait(10) == 0
     assert shown == [key_file.read_text().strip()] * 2
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
@@ -276,14 +279,8 @@ def test_a_metrics_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> No
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         config = write_config(tmp_path, {"name": "demo", "engines": [remote("http://127.0.0.1:1")]})
-        ended = subprocess.run(
-            [*COMMAND, "serve", "--config", str(config)],
-            env=environment(GATEWAY_METRICS__PORT=str(port)),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        env = environment(GATEWAY_METRICS__PORT=str(port))
+        ended = run_forked("serve", "--config", str(config), env=env, cwd=ROOT)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines() == [
         f"vllm-gateway: cannot listen on 127.0.0.1:{port}: Address already in use; choose another: "

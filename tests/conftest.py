@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import signal
 import subprocess
 import sys
@@ -64,26 +65,36 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return GroupScheduling(config, log)
 
 
-# The runs that take few files, with the marks that their tests have.
+# The runs that take few files, with the marks of which a file has one.
 RUNS = {
     "slow or vllm": ("slow", "vllm"),
     "slow and not vllm": ("slow",),
     "vllm": ("vllm",),
 }
+# The marks that no test of a run has.
+WITHOUT = {"not vllm and not slow": ("slow", "vllm"), "slow and not vllm": ("vllm",)}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files without the tests that a run asks for: each worker would import them."""
-    marks = RUNS.get(config.option.markexpr)
-    if marks is None or not collection_path.name.startswith("test_"):
+    run = config.option.markexpr
+    if not collection_path.name.startswith("test_"):
         return None
-    return not any(_may_have(mark, collection_path) for mark in marks) or None
+    if any(_all_have(mark, collection_path) for mark in WITHOUT.get(run, ())):
+        return True
+    return (run in RUNS and not any(_may_have(mark, collection_path) for mark in RUNS[run])) or None
 
 
 @cache
 def _may_have(mark: str, file: Path) -> bool:
     """Return whether tests of a file may have a mark: its own, or that of a conftest."""
     return file.parent.name in ("console", "e2e") or f"mark.{mark}" in file.read_text()
+
+
+@cache
+def _all_have(mark: str, file: Path) -> bool:
+    """Return whether all tests of a file have a mark by its `pytestmark`."""
+    return bool(re.search(rf"^pytestmark = .*mark\.{mark}\b", file.read_text(), re.MULTILINE))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,10 +7,14 @@ from types import CodeType
 from typing import Any
 
 import httpx
+import typer.testing
 from fastapi.routing import APIRoute
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
+from sqlalchemy import Engine
+from sqlalchemy.util import LRUCache
 from starlette.routing import compile_path
+from typer.main import get_command
 
 from app.api import error_responses
 from app.console import rendering
@@ -27,7 +31,8 @@ def make_starts_cheap() -> None:
     """Have gateways build only the routes that their test uses, and compile each template once.
 
     All routes are most of a start's CPU time, and all templates, at the first page, several starts.
-    Clients of HTTP share the authorities that they trust, which take as long to load.
+    Clients of HTTP share the authorities that they trust, which take as long to load. Databases
+    compile each statement once, and runs of the command-line interface make all commands once.
     """
     for name, member in {"__init__": _defer, "__getattr__": _build_at_first_use}.items():
         setattr(APIRoute, name, member)
@@ -36,6 +41,8 @@ def make_starts_cheap() -> None:
         vars(module)["version"] = cache(module.version)
     vars(error_responses)["_headers"] = cache(lambda *of: tuple(_headers(*of)))
     vars(httpx._transports.default)["create_ssl_context"] = _context
+    setattr(Engine, "_compiled_cache", _OneCache())  # noqa: B010
+    vars(typer.testing)["_get_command"] = cache(get_command)
 
 
 def _context(
@@ -72,3 +79,29 @@ class _CompiledTemplates(BytecodeCache):
     def dump_bytecode(self, bucket: Bucket) -> None:
         if bucket.code is not None:
             self._codes[bucket.key, bucket.checksum] = bucket.code
+
+
+class _CompiledStatements(LRUCache[tuple[Any, ...], Any]):
+    """Compiled statements of this process, by the kind of the database instead of its engine."""
+
+    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:
+        return super().get(_of_kind(*key), default)
+
+    def __setitem__(self, key: tuple[Any, ...], compiled: Any) -> None:
+        super().__setitem__(_of_kind(*key), compiled)
+
+
+def _of_kind(dialect: Any, *statement: Any) -> tuple[Any, ...]:
+    return type(dialect), getattr(dialect, "server_version_info", None), *statement
+
+
+class _OneCache:
+    """An attribute of every engine, which keeps the value that it has."""
+
+    _statements = _CompiledStatements(1000)
+
+    def __get__(self, *_: object) -> _CompiledStatements:
+        return self._statements
+
+    def __set__(self, *_: object) -> None:
+        pass

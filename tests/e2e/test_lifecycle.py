@@ -1,7 +1,7 @@
 """One engine through all that happens to it, on real vLLM.
 
-Its gateway is restarted under load, a reload replaces it under load, its API server is killed, and
-last its gateway. The tests are in order: each begins where the one before it ended.
+Its API server is killed, its gateway is restarted under load, a reload replaces it under load, and
+last its gateway is killed. The tests are in order: each begins where the one before it ended.
 """
 
 import json
@@ -23,7 +23,7 @@ import yaml
 from engines.interpreter import SERVE
 from tests.e2e.deployment import (
     ADMIN_KEY,
-    ENGINE,
+    ENGINE_WITH_WORKER,
     KEY,
     SPAWNED_ENGINE,
     START_S,
@@ -41,6 +41,8 @@ from tests.waiting import poll_until
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 PAUSE_S = 0.2
+# What vLLM's processes with the model call themselves in their log.
+SLEEPING = {"(EngineCore", "(VllmWorker-0"}
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Gateways:
         """Start the next one."""
         if self.running:
             keep_known_flags(self.newest.run_dir)
-        self.running.append(launch(self.config, len(self.running)))
+        self.running.append(launch(self.config, len(self.running), fork=True))
         return self.newest
 
     def start(self) -> Deployment:
@@ -88,7 +90,7 @@ class Gateways:
 @pytest.fixture(scope="module")
 def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     demo_model()
-    model = {"name": "demo", "engines": [ENGINE]}
+    model = {"name": "demo", "engines": [ENGINE_WITH_WORKER]}
     directory = tmp_path_factory.mktemp("gateways")
     started = Gateways(write_config(directory, model, keep_engines=True, drain_timeout_s=60))
     yield started
@@ -198,10 +200,54 @@ class Client:
                     self.refused.append(answer.text)
 
 
+def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Return the gateway's report on each engine, by name."""
+    with deployment.client(ADMIN_KEY) as client:
+        rows = client.get("/admin/engines").json()["data"]
+    return {row["name"]: row for row in rows}
+
+
+def api_servers(processes: list[psutil.Process]) -> Iterator[psutil.Process]:
+    """Yield the API servers among the processes of engines."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if str(SERVE) in process.cmdline()[:3]:
+                yield process
+
+
+def sleeping_processes(deployment: Deployment, name: str) -> set[str]:
+    """Return which processes of vLLM said that the gateway's plugin has them sleep."""
+    lines = (deployment.run_dir / name / "engine.log").read_text().splitlines()
+    return {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
+
+
+def test_killed_api_server_leaves_no_process_and_no_file_and_is_restarted(
+    gateways: Gateways,
+) -> None:
+    deployment = gateways.start()
+    [name] = engines(deployment)
+    assert sleeping_processes(deployment, name) >= SLEEPING
+    processes = engine_processes(deployment)
+    left = traces(deployment, processes, name)
+    [server] = api_servers(processes)
+    server.kill()
+    poll_until(lambda: not any(alive(p) for p in processes), 5)
+    assert not [path for path in left if path.exists()]
+    with deployment.client() as client:
+        poll_until(lambda: client.get("/ready").status_code == 503, 5)
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/models").status_code == 200
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        answer = client.post("/v1/chat/completions", json=body, timeout=START_S)
+    assert answer.status_code == 200, "it waits for the restart"
+    gateways.engines += deployment.family()
+    assert "it died while serving (killed by SIGKILL)" in deployment.said()
+
+
 def test_restarted_gateway_takes_over_its_engines_under_load(
     gateways: Gateways, show: Callable[[str], None]
 ) -> None:
-    old = gateways.start()
+    old = gateways.newest
     engine = [p for p in old.family() if alive(p)]
     pids = sorted(p.pid for p in engine)
     load, stream = Load(old.url), LongStream(old.url)
@@ -250,13 +296,6 @@ def reload(deployment: Deployment, *, dry_run: bool = False) -> dict[str, Any]:
     return report
 
 
-def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    """Return the gateway's report on each engine, by name."""
-    with deployment.client(ADMIN_KEY) as client:
-        rows = client.get("/admin/engines").json()["data"]
-    return {row["name"]: row for row in rows}
-
-
 def test_reload_that_replaces_the_engine_fails_no_request(
     gateways: Gateways, show: Callable[[str], None]
 ) -> None:
@@ -264,9 +303,9 @@ def test_reload_that_replaces_the_engine_fails_no_request(
     client, stream = Client(deployment.url), LongStream(deployment.url)
     first = list(filter(alive, gateways.engines))
     assert first
-    longest = ENGINE["args"]["max-model-len"]
-    # The tests that follow need the processes of an engine on GPUs.
-    changed = {**SPAWNED_ENGINE, "args": {**ENGINE["args"], "max-model-len": longest - 64}}
+    longest = SPAWNED_ENGINE["args"]["max-model-len"]
+    # The test that follows needs the processes of an engine on GPUs.
+    changed = {**SPAWNED_ENGINE, "args": {**SPAWNED_ENGINE["args"], "max-model-len": longest - 64}}
     settings = yaml.safe_load(gateways.config.read_text())
     settings["models"][0]["engines"] = [changed]
     gateways.config.write_text(yaml.safe_dump(settings))
@@ -278,7 +317,6 @@ def test_reload_that_replaces_the_engine_fails_no_request(
         planned = reload(deployment, dry_run=True)
         assert planned["difference"] == [
             f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
-            "~ model demo: env.VLLM_ENABLE_V1_MULTIPROCESSING changed (replaces demo-0)",
             "~ model demo: env.VLLM_WORKER_MULTIPROC_METHOD changed (replaces demo-0)",
             "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
         ]
@@ -301,46 +339,12 @@ def test_reload_that_replaces_the_engine_fails_no_request(
     )
 
 
-def api_servers(processes: list[psutil.Process]) -> Iterator[psutil.Process]:
-    """Yield the API servers among the processes of engines."""
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            if str(SERVE) in process.cmdline()[:3]:
-                yield process
-
-
-def sleeping_processes(deployment: Deployment, name: str) -> set[str]:
-    """Return which processes of vLLM said that the gateway's plugin has them sleep."""
-    lines = (deployment.run_dir / name / "engine.log").read_text().splitlines()
-    return {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
-
-
-def test_killed_api_server_leaves_no_process_and_no_file_and_is_restarted(
-    gateways: Gateways,
-) -> None:
-    deployment = gateways.newest
-    [name] = engines(deployment)
-    assert {"(EngineCore", "(VllmWorker-0"} <= sleeping_processes(deployment, name)
-    processes = engine_processes(deployment)
-    left = traces(deployment, processes, name)
-    [server] = api_servers(processes)
-    server.kill()
-    poll_until(lambda: not any(alive(p) for p in processes), 5)
-    assert not [path for path in left if path.exists()]
-    with deployment.client() as client:
-        poll_until(lambda: client.get("/ready").status_code == 503, 5)
-        assert client.get("/health").status_code == 200
-        assert client.get("/v1/models").status_code == 200
-        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-        answer = client.post("/v1/chat/completions", json=body, timeout=START_S)
-    assert answer.status_code == 200, "it waits for the restart"
-    assert "it died while serving (killed by SIGKILL)" in deployment.said()
-
-
 def test_sigkill_of_the_gateway_leaves_no_process_and_no_file(gateways: Gateways) -> None:
     deployment = gateways.newest
     [name] = engines(deployment)
+    assert sleeping_processes(deployment, name) >= SLEEPING
     processes = engine_processes(deployment)
+    assert any("resource_tracker" in " ".join(process.cmdline()) for process in processes)
     left = traces(deployment, processes, name)
     deployment.process.kill()
     deployment.process.wait()

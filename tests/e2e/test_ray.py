@@ -3,6 +3,7 @@
 import json
 import re
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,14 +27,17 @@ from tests.e2e.deployment import (
     START_S,
     Deployment,
     demo_model,
+    environment,
+    keep_known_flags,
     launch,
-    run,
     until_ready,
+    use_known_flags,
     write_config,
 )
 from tests.engines.processes import gone
 from tests.engines.ray.clusters import SLOT, Nodes, family, ray_nodes
 from tests.fakes.kubernetes import make_authority
+from tests.forked import run_forked
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
@@ -65,7 +69,7 @@ def gateway(
     config: Path, number: int = 0, command: Sequence[str] = COMMAND
 ) -> Iterator[Deployment]:
     """Run a gateway until the end of the body, or until it is killed there."""
-    deployment = launch(config, number, command)
+    deployment = launch(config, number, command, fork=command == COMMAND)
     try:
         until_ready(deployment)
         yield deployment
@@ -151,12 +155,18 @@ def test_streams_go_on_when_a_node_is_lost(nodes: Nodes, tmp_path: Path) -> None
 
 def test_check_refuses_what_no_node_can_hold(nodes: Nodes, tmp_path: Path) -> None:
     config = configure(tmp_path, nodes, {"model": "org/m", "replicas": 2, "gpus": 64})
-    refused = run("check", "--config", str(config))
+    use_known_flags(tmp_path / "run")
+
+    def check() -> subprocess.CompletedProcess[str]:
+        return run_forked("check", "--config", str(config), env=environment(), cwd=tmp_path)
+
+    refused = check()
     assert refused.returncode != 0
     assert "needs CPU 1, GPU 64, slot 1; there is " in refused.stderr
     assert refused.stderr.count("no node of the Ray cluster can hold it") == 1
     config.write_text(config.read_text().replace(nodes.address, "127.0.0.1:9"))
-    accepted = run("check", "--config", str(config))
+    accepted = check()
+    keep_known_flags(tmp_path / "run")
     assert accepted.returncode == 0, accepted.stderr
     assert "note: engines of kind: ray were not placed: no Ray at 127.0.0.1:9" in accepted.stdout
 

@@ -227,7 +227,8 @@ class HttpExchange:
 
     @property
     def writable(self) -> bool:
-        return self._unsent is None and not self._connection.flow.write_paused
+        # `_unsent` is empty where no chunk has come since the client fell behind, to be flushed.
+        return not self._unsent and not self._connection.flow.write_paused
 
     async def flush(self) -> None:
         while self._unsent is not None:

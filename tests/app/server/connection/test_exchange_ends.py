@@ -12,7 +12,14 @@ from app.relay.response import send_error
 from app.server.connection import HttpExchange
 from app.server.connection.exchange import Connection
 from tests.app.raw import request
-from tests.app.server.connection.exchanges import answered, exchanging, fill, forever, in_flight
+from tests.app.server.connection.exchanges import (
+    PIECE,
+    answered,
+    exchanging,
+    fill,
+    forever,
+    in_flight,
+)
 from tests.waiting import wait_until
 
 SOON = 0.05
@@ -63,6 +70,29 @@ async def test_stream_continues_at_once_after_flush() -> None:
         served.read_on()
         assert (await served.client.answer()).body == filled[0] + b"two"
     assert seen == [True]
+
+
+async def test_client_that_has_read_its_chunks_gets_more_although_no_chunk_follows() -> None:
+    full = asyncio.Event()
+    sent = [b"one"]
+
+    async def handler(exchange: ClientExchange) -> None:
+        await exchange.start_response(200, [])
+        exchange.push(b"one")
+        while exchange.takes_chunks:
+            exchange.push_chunk(b"%x\r\n%b\r\n" % (len(PIECE), PIECE), len(PIECE))
+            sent.append(PIECE)
+        assert not exchange.writable
+        full.set()
+        await wait_until(lambda: exchange.writable)
+        exchange.push(b"two")
+        await exchange.flush()
+        await exchange.send_body(b"", more=False)
+
+    async with exchanging(handler, slow=True) as served:
+        await full.wait()
+        served.read_on()
+        assert (await served.client.answer()).body == b"".join([*sent, b"two"])
 
 
 async def test_two_writers_that_wait_for_a_slow_client_both_continue() -> None:

@@ -6,7 +6,8 @@ from pydantic import Field, field_validator
 
 from engines.spec import RayTls, SpecModel
 
-_HOST_PORT = r"(?:[A-Za-z0-9_.-]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})"
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+_HOST_PORT = rf"(?:{_LABEL}(?:\.{_LABEL})*\.?|\[[0-9a-fA-F:]+\]):([0-9]{{1,5}})"
 
 
 class RaySettings(SpecModel):

@@ -1,4 +1,4 @@
-"""TLS in the section `ray`: complete or refused."""
+"""The section `ray`: the address of a cluster, and TLS, complete or refused."""
 
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,24 @@ def with_tls(**tls: Any) -> str:
 def files(directory: Path) -> dict[str, str]:
     made = make_authority(directory)
     return {"cert_file": "/etc/engine.pem", "key_file": "/etc/key.pem", "ca_file": str(made.ca)}
+
+
+def with_address(address: str) -> str:
+    return yaml.safe_dump({**yaml.safe_load(GOOD), "ray": {"address": address}})
+
+
+@pytest.mark.parametrize(
+    "address", ["auto", "head:6379", "ray_head.example.:6379", "10.0.0.1:6379", "[::1]:6379"]
+)
+def test_address_of_a_head(address: str) -> None:
+    assert load(with_address(address)).ray.address == address
+
+
+@pytest.mark.parametrize(
+    "address", ["head", "head:0", "head:65536", "head..example:6379", f"{'x' * 64}.example:6379"]
+)
+def test_address_that_no_head_can_have_is_refused(address: str) -> None:
+    assert "must be auto, local or HOST:PORT" in faults(with_address(address))[0]
 
 
 def test_tls_names_files_of_the_nodes_and_an_authority_here(tmp_path: Path) -> None:

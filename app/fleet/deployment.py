@@ -149,6 +149,7 @@ class ModelDeployment:
             limits=settings.limits,
             on_demand=settings.load == "on_demand",
             policy=self._policy_in_force(),
+            slots=settings.queue.max_in_flight,
             eject_after=settings.eject_after,
             fallbacks=settings.fallbacks,
             fields=settings.fields,

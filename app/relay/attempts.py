@@ -65,7 +65,8 @@ class Attempts(msgspec.Struct, eq=False):
         request, plan = self.request, self.plan
         model, salt = self.model, plan.rewrite.cache_salt
         adapter = None if model.parent is None else model.name
-        hints = RequestHints(request.exchange, request.principal.id, plan.body, salt, adapter)
+        key_id = request.principal.id
+        hints = RequestHints(request.exchange, key_id, plan.body, salt, adapter, model.slots)
         replica = model.policy.choose(list_usable(left), hints)
         assert replica is not None
         request.on_end = hints.on_end

@@ -12,6 +12,7 @@ from app.asgi import ClientExchange
 from app.errors import Dialect
 from app.request_body import ParsedBody
 from app.routing import ReportedTokens
+from app.settings import SlotsPerEngine
 
 # Headers that name a session, the first one first: any client's, then what coding agents send by
 # themselves, one for each conversation.
@@ -43,6 +44,7 @@ class RequestHints(msgspec.Struct, eq=False):
     salt: bytes = b""
     # The LoRA adapter that it is for; prompts for two share nothing, either.
     adapter: str | None = None
+    slots: SlotsPerEngine | None = None
     # Written by the policy that the hints are made for.
     uncached_tokens: int = 0
     on_end: Callable[[ReportedTokens | None], None] | None = None

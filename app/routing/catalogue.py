@@ -69,6 +69,8 @@ class Model:
     # Its engines are loaded by the first request, not at start-up.
     on_demand: bool = False
     policy: SelectionPolicy = field(default_factory=LeastLoaded)
+    # Requests that each of its engines may get at once; None: no limit.
+    slots: SlotsPerEngine | None = None
     # Failures in a row that take one of several engines out (`ejection.py`); 0: none does.
     eject_after: int = 5
     # Models that serve its requests, tried in this order, when none of its engines can.

@@ -56,7 +56,7 @@ class SessionAffinity:
     def choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica | None:
         if len(candidates) < 2:
             return candidates[0] if candidates else None
-        return rank_by_rendezvous(within_load_bound(candidates), hints.session())[0]
+        return rank_by_rendezvous(within_load_bound(candidates, hints.slots), hints.session())[0]
 
 
 # Every policy by its name in the configuration (`models[].policy`).

@@ -93,7 +93,7 @@ class PrefixAffinity:
             return candidates[0] if candidates else None
         prompt = hints.prompt(MAX_PROMPT_BYTES)
         blocks = block_checksums(prompt)
-        eligible = within_load_bound(candidates)
+        eligible = within_load_bound(candidates, hints.slots)
         if not blocks:
             return self._least_loaded.choose(eligible, hints)
         length = prefix_bytes(len(blocks))

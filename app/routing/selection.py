@@ -5,6 +5,7 @@ from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from app.routing.replica import Replica
+from app.settings import SlotsPerEngine
 from engines.base import EngineState
 
 # Load bound of a replica, as a multiple of the mean in flight; 1.25 at Vimeo, and in the paper on
@@ -13,6 +14,9 @@ MAX_LOAD_RATIO = 1.25
 # Added to the bound, since with few requests one replica may well have them all: their batch has
 # room. Real engines with 16 places had 77 % of prompts cached with 2 or 3, 79 to 81 % with 5 to 8.
 LOAD_SLACK = 5
+# Of requests that an engine may get at once, one in so many is the most slack: a small batch has
+# less room.
+SLOTS_PER_SLACK = 3
 # Names of engines that a policy remembers, at least and as a multiple of those present: names of
 # discovered servers come and go for months.
 MIN_KNOWN_ENGINES = 64
@@ -35,6 +39,8 @@ class RoutingHints(Protocol):
     uncached_tokens: int
     # Written by a policy that learns from it: takes what the engine reported, at the end.
     on_end: Callable[[ReportedTokens | None], None] | None
+    # Requests that each engine may get at once; None: no limit.
+    slots: SlotsPerEngine | None
 
     def session(self) -> bytes:
         """Return the session key: equal for the requests of one session, and for no others."""
@@ -64,12 +70,21 @@ def ready_or_all(candidates: Sequence[Replica]) -> Sequence[Replica]:
     return [r for r in candidates if r.engine.state is EngineState.READY] or candidates
 
 
-def within_load_bound(candidates: Sequence[Replica]) -> Sequence[Replica]:
+def within_load_bound(
+    candidates: Sequence[Replica], slots: SlotsPerEngine | None = None
+) -> Sequence[Replica]:
     """Return the candidates of `ready_or_all` that are within the load bound; at least one."""
     ready = ready_or_all(candidates)
     total = max(sum(r.in_flight * r.weight + r.offset for r in ready), 0)
-    bound = MAX_LOAD_RATIO * total / len(ready) + LOAD_SLACK
+    bound = MAX_LOAD_RATIO * total / len(ready) + _slack(ready, slots)
     return [r for r in ready if r.in_flight * r.weight + r.offset < bound]
+
+
+def _slack(ready: Sequence[Replica], slots: SlotsPerEngine | None) -> float:
+    if slots is None:
+        return LOAD_SLACK
+    fewest = min(replica.target for replica in ready) if slots == "auto" else slots
+    return min(fewest / SLOTS_PER_SLACK, LOAD_SLACK)
 
 
 def rank_by_rendezvous(candidates: Sequence[Replica], key: bytes) -> list[Replica]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.routing import ReportedTokens
+from app.settings import SlotsPerEngine
 from engines.base import (
     Engine,
     EngineCapabilities,
@@ -79,6 +80,7 @@ class FakeHints:
 
     session_key: bytes = b""
     text: bytes = b""
+    slots: SlotsPerEngine | None = field(default=None, kw_only=True)
     uncached_tokens: int = field(default=0, init=False)
     on_end: Callable[[ReportedTokens | None], None] | None = field(default=None, init=False)
 

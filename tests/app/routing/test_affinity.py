@@ -17,6 +17,7 @@ from app.routing.selection import (
     LOAD_SLACK,
     MAX_LOAD_RATIO,
     MIN_KNOWN_ENGINES,
+    SLOTS_PER_SLACK,
     within_load_bound,
 )
 from engines.base import EngineFacts, EngineState
@@ -168,6 +169,23 @@ class TestLoadBound:
     def test_overloaded_replica_is_skipped(self) -> None:
         one, other = replica("one", 100), replica("other", 40)
         assert within_load_bound([one, other]) == [other]
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize("slots", [1, 2, 4, 8])
+    @pytest.mark.parametrize("automatic", [False, True])
+    def test_engine_of_few_slots_gets_few_more_while_the_other_idles(
+        self, policy: type[SelectionPolicy], slots: int, automatic: bool
+    ) -> None:
+        candidates, made = replicas(2), policy()
+        for one in candidates:
+            one.target = slots
+        prompt = text(20)
+        for _ in range(2 * slots):
+            hints = FakeHints(b"s", prompt, slots="auto" if automatic else slots)
+            chosen(made, candidates, hints).in_flight += 1
+        assert all(one.in_flight for one in candidates)
+        most = MAX_LOAD_RATIO * slots + slots / SLOTS_PER_SLACK + 1
+        assert max(one.in_flight for one in candidates) <= most
 
     @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=10))
     @settings(max_examples=100, deadline=None)

@@ -17,11 +17,13 @@ TURN = {"role": "user", "content": "x" * 600}
 
 
 @asynccontextmanager
-async def serving(policy: str, tmp_path: Path) -> AsyncIterator[tuple[Gateway, list[Fake]]]:
+async def serving(
+    policy: str, tmp_path: Path, **fields: Any
+) -> AsyncIterator[tuple[Gateway, list[Fake]]]:
     async with AsyncExitStack() as stack:
         fakes = [await stack.enter_async_context(Fake()) for _ in range(3)]
         engines = [remote(fake.url) for fake in fakes]
-        model = {"name": "demo", "policy": policy, "engines": engines}
+        model = {"name": "demo", "policy": policy, "engines": engines, **fields}
         settings = settings_for(model, run_dir=tmp_path)
         yield await stack.enter_async_context(running(settings)), fakes
 
@@ -53,6 +55,24 @@ async def test_session_header_keeps_one_engine(tmp_path: Path) -> None:
         assert all(posts(fakes))
         for fake in fakes:
             assert not any(seen.header("x-session-id") for seen in fake.seen)
+
+
+@pytest.mark.parametrize("policy", ["session", "prefix"])
+async def test_session_leaves_an_engine_that_has_as_many_as_it_takes(
+    policy: str, tmp_path: Path
+) -> None:
+    queue = {"max_in_flight": 1}
+    async with serving(policy, tmp_path, queue=queue) as (gateway, fakes):
+        for fake in fakes:
+            fake.fault = "hang"
+        asked = []
+        for number in range(1, 3):
+            asked.append(asyncio.create_task(ask(gateway)))
+            await wait_until(lambda: sum(posts(fakes)) == number)  # noqa: B023 - awaited here
+        assert sorted(posts(fakes)) == [0, 1, 1]
+        for one in asked:
+            one.cancel()
+        await wait_until(lambda: in_flight(gateway) == [0, 0, 0])
 
 
 async def test_conversation_keeps_one_engine(tmp_path: Path) -> None:

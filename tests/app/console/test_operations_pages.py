@@ -167,8 +167,9 @@ async def test_the_button_restarts_the_engine(gateway: Gateway, admin: httpx.Asy
 async def test_engines_are_compared_flag_by_flag(admin: httpx.AsyncClient) -> None:
     query = "engine=ready-0&engine=starting-0"
     page = await text_of(admin, f"/console/engines?{query}&rows=all")
-    marked = '<td class="value differs">float16<span class="visually-hidden"> (differs)</span>'
-    assert f'<th scope="row">dtype</th><td class="value">bfloat16</td>{marked}' in page
+    one, other = ('data-engine="ready-0">bfloat16', 'data-engine="starting-0">float16')
+    marked = f'<td class="value differs" {other}<span class="visually-hidden"> (differs)</span>'
+    assert f'<th scope="row">dtype</th><td class="value" {one}</td>{marked}' in page
     assert '<th scope="row">max model len</th>' in page
     assert "--enforce-eager" in page
     only = await text_of(admin, f"/console/engines?{query}")

@@ -1,4 +1,4 @@
-"""Chat streams with their events joined, to compare two of one answer. Pure.
+"""Streams of one choice with their events joined, to compare two of one answer. Pure.
 
 vLLM puts the tokens that wait for a late reader, or a late server, into one event. Which ones is a
 matter of time, and differs between two requests for the same answer.
@@ -11,6 +11,12 @@ _EVENT = re.compile(
     rb'(?P<head>data: \{.*"delta":\{)(?P<text>(?:"(?:reasoning|content)":"(?:[^"\\]|\\.)*",?)*)'
     rb'(?P<after>\},"logprobs":)(?P<logprobs>null|\{"content":\[.*\]\})'
     rb'(?P<end>,"finish_reason":(?P<reason>null|"\w+").*)',
+    re.DOTALL,
+)
+# The same of `/v1/completions`, without logprobs.
+_PIECE = re.compile(
+    rb'(?P<head>data: \{.*"text":")(?P<text>(?:[^"\\]|\\.)*)'
+    rb'(?P<end>","logprobs":null,"finish_reason":(?P<reason>null|"\w+").*)',
     re.DOTALL,
 )
 # In vLLM's order.
@@ -43,6 +49,11 @@ def drop_marks(joined: bytes) -> bytes:
 
 def _join(one: bytes, two: bytes) -> bytes | None:
     """Return two events as one; None where they stay apart."""
+    begun, more = _PIECE.fullmatch(one), _PIECE.fullmatch(two)
+    if begun is not None and more is not None:
+        if begun["head"] != more["head"] or begun["reason"] != b"null":
+            return None
+        return begun["head"] + begun["text"] + more["text"] + more["end"]
     first, second = _EVENT.fullmatch(one), _EVENT.fullmatch(two)
     if first is None or second is None or first["reason"] != b"null":
         return None

@@ -43,6 +43,16 @@ def test_what_vllm_sent_a_quick_and_a_late_reader_is_equal() -> None:
     assert join_events(quick) == join_events(late)
 
 
+def test_divisions_of_one_completion_are_equal_and_two_are_not() -> None:
+    quick = VOLATILE.sub(b"", (RECORDED / "completions_plain.sse").read_bytes())
+    first, second, rest = quick.split(b"\n\n", 2)
+    late = first.replace(b'"text":" there"', b'"text":" there was"') + b"\n\n" + rest
+    assert b'"text":" was"' in second
+    assert join_events(late) == join_events(quick)
+    assert join_events(quick).count(b"data: ") < late.count(b"data: ")
+    assert join_events(quick.replace(b" was", b" is", 1)) != join_events(quick)
+
+
 def test_text_and_logprobs_are_compared_whole() -> None:
     one = stream(event(b'"content":"12"', b"1", b"2"))
     for other in (

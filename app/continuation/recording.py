@@ -125,6 +125,11 @@ class Recording:
         """True if the stream has to pass through it."""
         return self.ways.any or self._on_resumed is not None
 
+    @property
+    def filters(self) -> bool:
+        """True while the stream is compared with what its predecessor sent."""
+        return self._filter is not None
+
     def has_ended(self) -> bool:
         """Return whether the client has the last event of the stream."""
         recorded = self.sent if self.answer is None else self.answer

@@ -48,7 +48,7 @@ class BothFieldsMeter(StreamMeter):
     def pass_on(self, events: bytes) -> bytes:
         return self._with_copy(super().pass_on(events))
 
-    def pass_whole(self, events: bytes) -> bool:
+    def passes(self, events: bytes) -> bool:
         return False
 
     def flush(self) -> bytes:

@@ -56,8 +56,8 @@ class EventStream(msgspec.Struct, eq=False):
         if not exchange.started:
             await exchange.start_response(self.response.status, headers)
         exchange.streaming = True
-        pass_chunk = self.pass_chunk if self.recording is None else None
-        while not await self.response.pump(self.deliver, pass_chunk):
+        filtered = self.recording is not None and self.recording.filters
+        while not await self.response.pump(self.deliver, None if filtered else self.pass_chunk):
             await exchange.flush()
         rest = b""
         death_at = find_engine_death(self.held)
@@ -97,7 +97,8 @@ class EventStream(msgspec.Struct, eq=False):
     def pass_chunk(self, chunk: bytes) -> bool:
         """Forward a chunk with the engine's framing, if it is whole events that pass as they are.
 
-        Most are. Returns False for any other, and does nothing.
+        Most are, but for the token IDs that only a recording asked for. Returns False for any
+        other, and does nothing.
         """
         begin = chunk.find(b"\r\n") + 2
         size = len(chunk) - begin - 2
@@ -106,9 +107,17 @@ class EventStream(msgspec.Struct, eq=False):
             or chunk[:begin] != b"%x\r\n" % size  # as the exchange would frame it
             or chunk.find(ERROR_EVENT) >= 0
             or self.held
-            or not (self.last and self.exchange.takes_chunks and self.meter.pass_whole(chunk))
+            or not (self.last and self.exchange.takes_chunks and self.meter.passes(chunk))
         ):
             return False
+        if self.recording is not None:
+            events = chunk[begin:-2]
+            if (kept := self.recording.pass_on(events)) is not events:
+                if not kept:
+                    return True
+                size = len(kept)
+                chunk = b"%x\r\n%b\r\n" % (size, kept)
+        self.meter.events += chunk.count(b"\n\n")
         self.exchange.push_chunk(chunk, size)
         now = perf_counter()
         self.latency.observe(now - self.last)

@@ -34,11 +34,11 @@ _NULL = math.nan
 NO_ENGINE = ""
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One row of `usage_records`: its columns, in their order.
 
     Numbers in place of booleans and NULL, for which SQLite's driver takes ten times as long: both
-    databases store NaN as NULL. Not keyword-only: keywords take longer than all the rest.
+    databases store NaN as NULL.
     """
 
     id: str
@@ -135,18 +135,22 @@ def rows_of(
         )
         price = prices.get(record.model)
         rows.append(Row(
-            first + _place(number), int(ended.ended_at * 1000), storable(record.request_id, 128),
-            key_id, model, engine, endpoint, record.status, record.outcome,
-            _count(used.prompt), _count(used.cached), _count(used.completion),
-            _count(used.reasoning), 1 if used.estimated else 0,
-            _NULL if record.queued_s is None else _ms(record.queued_s),
-            _NULL if record.ttft_s is None else _ms(record.ttft_s),
-            _ms(record.total_s, 0.0), 0 if price is None else price.cost(used), owner,
-            record.continued or _NULL, _count(record.recomputed_tokens) or _NULL,
-            _text(record.not_continued, 32), ended.id, _asked(record.requested_model, record.model),
-            _text(record.error, 64), _text(record.fault, 300),
-            _ms(record.client_wait_s) if record.client_wait_s else _NULL,
-            timeline_to_text(ended.timeline),
+            id=first + _place(number), at_ms=int(ended.ended_at * 1000),
+            request_id=storable(record.request_id, 128), key_id=key_id, model=model, engine=engine,
+            endpoint=endpoint, status=record.status, outcome=record.outcome,
+            prompt_tokens=_count(used.prompt), cached_tokens=_count(used.cached),
+            completion_tokens=_count(used.completion), reasoning_tokens=_count(used.reasoning),
+            estimated=1 if used.estimated else 0,
+            queue_ms=_NULL if record.queued_s is None else _ms(record.queued_s),
+            ttft_ms=_NULL if record.ttft_s is None else _ms(record.ttft_s),
+            total_ms=_ms(record.total_s, 0.0), cost_nano=0 if price is None else price.cost(used),
+            owner=owner, continued=record.continued or _NULL,
+            recomputed_tokens=_count(record.recomputed_tokens) or _NULL,
+            not_continued=_text(record.not_continued, 32), own_id=ended.id,
+            requested_model=_asked(record.requested_model, record.model),
+            error=_text(record.error, 64), fault=_text(record.fault, 300),
+            client_wait_ms=_ms(record.client_wait_s) if record.client_wait_s else _NULL,
+            timeline=timeline_to_text(ended.timeline),
         ))  # fmt: skip
     return rows
 

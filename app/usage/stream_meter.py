@@ -79,17 +79,14 @@ class StreamMeter(msgspec.Struct, eq=False, kw_only=True):
             self._pass_event(event, out)
         return b"".join(out)
 
-    def pass_whole(self, events: bytes) -> bool:
-        """Count whole events, which end in LF, if they pass as they are; else do nothing."""
-        if (
+    def passes(self, events: bytes) -> bool:
+        """Return whether whole events pass as they are, and nothing but their number counts."""
+        return not (
             self.held
             or self.has_logprobs
             or events.find(_USAGE) >= 0
             or events.find(_FINISHED) >= 0
-        ):
-            return False
-        self.events += events.count(b"\n\n")
-        return True
+        )
 
     def flush(self) -> bytes:
         """Return the held bytes, at the end of the stream or when it breaks.

@@ -8,10 +8,13 @@ import httptools
 import pytest
 
 from app.asgi import ClientExchange, Headers
+from app.continuation import Origin, Recording, Ways
 from app.relay.stream import SSE_HEADERS, EventStream
+from app.routing import ContinuationTerms
 from app.server.connection.exchange import Connection, HttpExchange
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
+from engines.base import EngineFacts
 from engines.http.connection import Http1Connection, Pool
 from engines.spec import Timeouts
 from tests.app.server.connection.exchanges import in_flight
@@ -19,10 +22,16 @@ from tests.fakes.chat_stream import chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 TOKEN = chunk("demo", {"content": "x"})
+OPENING = chunk("demo", {"role": "assistant", "content": ""}).replace(
+    b'"prompt_token_ids":null', b'"prompt_token_ids":[1,2]'
+)
+WITH_ID = TOKEN.replace(b'"token_ids":null', b'"token_ids":[7]')
+MARK = WITH_ID.replace(b'{"content":"x"}', b"{}")  # a token without text
 EVENTS = (
     TOKEN,
-    TOKEN,
-    TOKEN.replace(b"\n", b"\r\n"),
+    WITH_ID,
+    WITH_ID,
+    MARK,
     b"event: delta\n" + TOKEN,
     b": comment\n\n",
     b'data: {"text":"\\n\\n \\"error\\" 3\\r\\n"}\n\n',
@@ -30,6 +39,7 @@ EVENTS = (
     b'data: {"choices":[{"finish_reason":"stop"}]}\n\n',
     b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n',
 )
+WAYS = (None, Ways(verify=True), Ways(replay=True), Ways(replay=True, verify=True))
 
 
 class Transport:
@@ -102,7 +112,7 @@ class Answer:
 
 
 async def forwarded(
-    reads: list[bytes], seed: int | None = None
+    reads: list[bytes], seed: int | None = None, ways: Ways | None = None
 ) -> tuple[HttpExchange, EventStream]:
     """Return what is left of a stream whose bytes have come from the engine in these reads."""
     client = Client(Transport(seed))
@@ -116,7 +126,18 @@ async def forwarded(
     await head
     context = in_flight(cast(ClientExchange, exchange))
     meter = StreamMeter(withhold=True)
-    stream = EventStream(response, context, cast(ClientExchange, exchange), meter, Buckets((1.0,)))
+    recording = None
+    if ways is not None:
+        origin = Origin("e", "demo", None, EngineFacts())
+        recording = Recording("/v1/chat/completions", ways, ContinuationTerms(), origin)
+    stream = EventStream(
+        response,
+        context,
+        cast(ClientExchange, exchange),
+        meter,
+        Buckets((1.0,)),
+        recording=recording,
+    )
     running = asyncio.create_task(stream.run(SSE_HEADERS))
     await asyncio.sleep(0)
     for data in reads:
@@ -133,19 +154,33 @@ def written(exchange: HttpExchange) -> bytes:
     return cast(Client, exchange._connection).transport.written
 
 
+def recorded(stream: EventStream) -> tuple[object, ...]:
+    """Return what is known of a stream for its continuation."""
+    one = stream.recording
+    if one is None:
+        return ()
+    # When the text is dropped for the token IDs depends on how many reads a batch is.
+    way = None if one.ways.verify and one.ways.replay else one.next_way(begun=True).way
+    return way, one.count_tokens(), one.has_ended()
+
+
 def framed(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def reads_of(rng: random.Random) -> list[bytes]:
     """Return a stream in reads, most of which are one event in one chunk."""
-    reads = [b""]
+    line_end = rng.choice((b"\n", b"\n", b"\r\n"))
+    token, opening, *events, done = (
+        event.replace(b"\n", line_end) for event in (TOKEN, OPENING, *EVENTS, b"data: [DONE]\n\n")
+    )
+    reads = [b"" if rng.random() < 0.3 else framed(opening)]
     for _ in range(30):
-        data = rng.choice(EVENTS) if rng.random() < 0.5 else TOKEN
+        data = rng.choice(events) if rng.random() < 0.5 else token
         way = rng.random()
         if way < 0.1:  # two chunks, or two events, or both
             cut = rng.randrange(1, len(data))
-            pieces = [framed(data[:cut]), framed(data[cut:] + rng.choice((b"", TOKEN)))]
+            pieces = [framed(data[:cut]), framed(data[cut:] + rng.choice((b"", token)))]
         elif way < 0.2:
             pieces = [b"0%X;a=b\r\n%b\r\n" % (len(data), data)]
         else:
@@ -154,17 +189,18 @@ def reads_of(rng: random.Random) -> list[bytes]:
             cut = rng.randrange(len(piece)) if rng.random() < 0.2 else 0
             reads[-1] += piece[:cut]  # behind the one before, in one read
             reads.append(piece[cut:])
-    return [data for data in [*reads, framed(b"data: [DONE]\n\n"), b"0\r\n\r\n"] if data]
+    return [data for data in [*reads, framed(done), b"0\r\n\r\n"] if data]
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("ways", WAYS)
 async def test_client_gets_the_same_whichever_way_chunks_take(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    ways: Ways | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = reads_of(random.Random(seed))
-    exchange, stream = await forwarded(reads, seed)
+    exchange, stream = await forwarded(reads, seed, ways)
     monkeypatch.setattr(EventStream, "pass_chunk", lambda *_: False)
-    parsed_exchange, parsed = await forwarded(reads, seed)
+    parsed_exchange, parsed = await forwarded(reads, seed, ways)
     answer = Answer(written(exchange))
     assert answer.whole
     assert answer.body == Answer(written(parsed_exchange)).body
@@ -172,6 +208,7 @@ async def test_client_gets_the_same_whichever_way_chunks_take(
     assert stream.meter.events == parsed.meter.events
     assert stream.meter.usage == parsed.meter.usage
     assert stream.failed == parsed.failed
+    assert recorded(stream) == recorded(parsed)
 
 
 async def test_one_event_a_chunk_passes_with_its_framing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +217,20 @@ async def test_one_event_a_chunk_passes_with_its_framing(monkeypatch: pytest.Mon
     await forwarded([framed(TOKEN)] * 5 + [b"0\r\n\r\n"])
     # The first one is sent behind the headers, after the parser has seen that it is whole.
     assert passed == [framed(TOKEN)] * 4
+
+
+async def test_recorded_chunk_without_its_token_ids_is_framed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed: list[tuple[bytes, int]] = []
+    monkeypatch.setattr(
+        HttpExchange, "push_chunk", lambda _, piece, size: passed.append((piece, size))
+    )
+    reads = [framed(one) for one in (OPENING, WITH_ID, WITH_ID, MARK)]
+    _, stream = await forwarded([*reads, b"0\r\n\r\n"], ways=Ways(replay=True))
+    assert passed == [(framed(TOKEN), len(TOKEN))] * 2
+    assert stream.recording is not None
+    assert stream.recording.count_tokens() == (2, 3)
 
 
 async def test_size_that_comes_in_two_reads_is_not_taken_for_a_smaller_chunk() -> None:

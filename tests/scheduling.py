@@ -26,10 +26,12 @@ IMPORTING = (
     "tests/contract/test_engine_contract.py::TestInProcessOnVllm",
     "tests/engines/offline/test_sampling.py", "tests/engines/offline/test_worker.py",
 )  # fmt: skip
+# The tests that share an image, which takes 9 s of CPU to build.
+ON_IMAGE = ("tests/deploy/test_image.py", "tests/deploy/test_systemd.py")
 # The groups with real vLLM; some start none in a part of their tests.
 WITH_ENGINES = (
-    "gateway", "importing", "tests/contract/test_engine_contract.py::TestContainerOnVllm",
-    "tests/deploy/test_systemd.py", "tests/docs/test_commands.py", "tests/e2e/",
+    "gateway", "importing", "image", "tests/contract/test_engine_contract.py::TestContainerOnVllm",
+    "tests/docs/test_commands.py", "tests/e2e/",
     "tests/engines/flags/test_check.py",
 )  # fmt: skip
 DAMAGED_CLUSTERS = "tests/engines/ray/test_damaged_clusters.py"
@@ -41,7 +43,7 @@ LONGEST = (
     "tests/contract/test_engine_contract.py::TestContainerOnVllm",
     "tests/e2e/test_failing_starts.py",
     "ray", DAMAGED_CLUSTERS,
-    "tests/deploy/test_systemd.py", "tests/fleet/test_exactness.py",
+    "image", "tests/fleet/test_exactness.py",
     "tests/engines/container/test_engine.py", "tests/console/test_interruptions.py",
     "tests/app/relay/test_loop_stops.py", "tests/app/api/test_schemathesis.py",
     "tests/app/relay/test_leave_fuzz.py", "tests/fleet/test_crash.py",
@@ -54,6 +56,8 @@ def group_of(nodeid: str) -> str:
         return "gateway"
     if nodeid.startswith(IMPORTING):
         return "importing"
+    if nodeid.startswith(ON_IMAGE):
+        return "image"
     module_or_class = nodeid.partition("[")[0].rpartition("::")[0]
     if module_or_class.startswith("tests/engines/ray/") and module_or_class != DAMAGED_CLUSTERS:
         return "ray"  # they share a cluster

@@ -7,7 +7,6 @@ place that holds a secret; then everything that came out is read.
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ import pytest
 import yaml
 
 from app.settings import load_settings
-from tests.e2e.deployment import COMMAND, environment, write_config
+from tests.e2e.deployment import ROOT, environment, write_config
+from tests.forked import ForkedCommand, run_forked
 from tests.gateway import free_port, remote
 from tests.waiting import poll_until
 
@@ -77,14 +77,7 @@ class Watched:
 
     def command(self, *arguments: str, code: int | None = None, **env: str) -> None:
         """Run a command and record its output."""
-        ended = subprocess.run(
-            [*COMMAND, *arguments],
-            env={**self.env, **env},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = run_forked(*arguments, env={**self.env, **env}, cwd=ROOT)
         assert code is None or ended.returncode == code, ended.stderr
         assert "Traceback" not in ended.stderr
         self.seen += ended.stdout + ended.stderr
@@ -155,13 +148,8 @@ def test_no_canary_leaves_the_gateway(fake_url: str, tmp_path: Path) -> None:
     directory.mkdir()
     gateway = Watched(directory, fake_url)
     said = directory / "said"
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(gateway.config)],
-            env=gateway.env,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    serve = ("serve", "--config", str(gateway.config))
+    process = ForkedCommand(*serve, env=gateway.env, cwd=ROOT, output=said)
     try:
         poll_until(lambda: b"serves on" in said.read_bytes() or process.poll() is not None, 60)
         assert process.poll() is None, said.read_text()

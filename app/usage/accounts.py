@@ -18,12 +18,11 @@ from sqlalchemy import Select, case, func, select
 
 from app.database import Database, DatabaseError
 from app.deadline import deadline
-from app.money import NANO
 from app.telemetry import EndedRequest, Tokens
 from app.usage.ledger import Ledger
 from app.usage.records import Price, batch_of, day_of, storable, tokens_of
 from app.usage.spending import MEASURES, BudgetKind, BudgetSubject, DatabaseSums, Measure, Spending
-from app.usage.statements import ACCOUNT_COLUMNS, cost_sums
+from app.usage.statements import ACCOUNT_COLUMNS, cost_of, cost_sums
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +293,7 @@ class BudgetAccounts:
             for row in rows:
                 sums = found[subject, names[row[0]]]
                 sums["tokens"].days[row.of] = int(row.tokens)
-                sums["cost"].days[row.of] = int(row.cost_whole) * NANO + int(row.cost_part)
+                sums["cost"].days[row.of] = cost_of(row)
         return [found[account.subject, account.name] for account in accounts]
 
     def _sums_query(self, column: Any, names: Iterable[str], day: str) -> Select[Any]:

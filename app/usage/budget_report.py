@@ -14,9 +14,8 @@ from sqlalchemy.sql import Select
 
 from app.database import Database, Lane
 from app.database.schema import api_keys, owners
-from app.money import NANO
 from app.usage.spending import BudgetSubject
-from app.usage.statements import ACCOUNT_COLUMNS, spent_by_account
+from app.usage.statements import ACCOUNT_COLUMNS, cost_of, spent_by_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +90,8 @@ async def key_budgets(
 
 
 def _budget_use(subject: BudgetSubject, row: Any) -> BudgetUse:
-    of_day, of_month, *costs = (int(one or 0) for one in row[6:])
-    spent = (costs[0] * NANO + costs[1], costs[2] * NANO + costs[3])
-    return BudgetUse(subject, *(*row[:6], of_day, of_month, *spent))
+    tokens = (int(row.of_day or 0), int(row.of_month or 0))
+    return BudgetUse(subject, *(*row[:6], *tokens, cost_of(row, "day"), cost_of(row, "month")))
 
 
 def _query(

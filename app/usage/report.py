@@ -12,8 +12,7 @@ from sqlalchemy import ColumnElement, FromClause, func, literal, select, union_a
 
 from app.database import Database, Lane
 from app.database.schema import USAGE_SUMS, api_keys, usage_by_owner, usage_daily
-from app.money import NANO
-from app.usage.statements import cost_sums
+from app.usage.statements import cost_of, cost_sums
 
 GROUPS = ("day", "owner", "key", "model")
 _COLUMNS = {"day": "day", "owner": "owner", "key": "key_id", "model": "model"}
@@ -80,8 +79,8 @@ async def usage_report(
         named = table.outerjoin(api_keys, api_keys.c.id == table.c.key)
         statement = statement.add_columns(api_keys.c.name.label("key_name")).select_from(named)
     async with database.read(Lane.REPORTS) as connection:
-        rows = (await connection.execute(statement)).mappings().all()
-    return [_row(dict(row)) for row in rows]
+        rows = (await connection.execute(statement)).all()
+    return [_row(row) for row in rows]
 
 
 def _by_owner(first: str, last: str) -> FromClause:
@@ -103,14 +102,14 @@ def _by_owner(first: str, last: str) -> FromClause:
     ).subquery()
 
 
-def _row(row: dict[str, Any]) -> UsageRow:
-    sums = {name: int(row[name]) for name in _SUMS}
+def _row(row: Any) -> UsageRow:
+    found = row._mapping
     return UsageRow(
-        day=row.get("day"),
-        key_id=row.get("key"),
-        key_name=row.get("key_name"),
-        model=row.get("model"),
-        cost_nano=int(row["cost_whole"]) * NANO + int(row["cost_part"]),
-        owner=row.get("owner"),
-        **sums,
+        day=found.get("day"),
+        key_id=found.get("key"),
+        key_name=found.get("key_name"),
+        model=found.get("model"),
+        cost_nano=cost_of(row),
+        owner=found.get("owner"),
+        **{name: int(found[name]) for name in _SUMS},
     )

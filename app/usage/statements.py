@@ -51,6 +51,11 @@ def cost_sums(
     return whole.label(f"{name}_whole"), part.label(f"{name}_part")
 
 
+def cost_of(row: Any, name: str = "cost") -> int:
+    """Return the cost of which a row has the two sums; 0 if they are null."""
+    return int(getattr(row, f"{name}_whole") or 0) * NANO + int(getattr(row, f"{name}_part") or 0)
+
+
 def spent_by_account(subject: BudgetSubject, day: str) -> Select[Any]:
     """Return the query of what accounts of a kind have spent on a UTC day, and in its month."""
     account, _ = ACCOUNT_COLUMNS[subject]
@@ -84,10 +89,7 @@ async def written_spending(
     return {
         written[row.account]: {
             "tokens": Spent(int(row.of_day), int(row.of_month)),
-            "cost": Spent(
-                int(row.day_whole) * NANO + int(row.day_part),
-                int(row.month_whole) * NANO + int(row.month_part),
-            ),
+            "cost": Spent(cost_of(row, "day"), cost_of(row, "month")),
         }
         for row in rows
     }

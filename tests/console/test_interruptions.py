@@ -62,7 +62,7 @@ async def test_a_page_finds_back_when_the_gateway_restarts(
     port = free_port()
     origin = f"http://127.0.0.1:{port}"
     async with AsyncExitStack() as stack:
-        with deployed(tmp_path, model, port=port):
+        with deployed(tmp_path, model, port=port, fork=True):
             context = await stack.enter_async_context(fresh_context(browser, origin))
             await log_in(context, ADMIN_KEY)
             watched_page = await stack.enter_async_context(watched(context, origin))
@@ -72,7 +72,7 @@ async def test_a_page_finds_back_when_the_gateway_restarts(
             await page.goto(OVERVIEW)
             await expect(page.get_by_role("heading", name="Models")).to_be_visible()
         await expect(page.get_by_text(INTERRUPTED)).to_be_visible()
-        with deployed(tmp_path, model, port=port):
+        with deployed(tmp_path, model, port=port, fork=True):
             await expect(page.get_by_text(INTERRUPTED)).to_be_hidden()
             await expect(page).to_have_url(f"{origin}{OVERVIEW}")
             await page.goto("about:blank")

@@ -99,7 +99,8 @@ def scale(value: float, *, whole: bool = False) -> tuple[float, float]:
     if not isfinite(value) or value < 1e-9:
         return 1.0, 1.0
     power = 10.0 ** (floor(log10(value)) - 1)
-    for factor in (1, 2, 2.5, 5, 10, 20, 25, 50):
+    quarter = 3 if whole and power == 1 else 2.5  # two and a half is no whole number
+    for factor in (1, 2, quarter, 5, 10, 20, 25, 50):
         step = max(factor * power, 1.0) if whole else factor * power
         count = ceil(value / step - 1e-9)
         if count <= _STEPS and (not whole or step == int(step)):

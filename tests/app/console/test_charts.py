@@ -3,7 +3,7 @@
 import math
 import re
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.console.charts import HEIGHT, TOP, WIDTH, Point, chart, scale
@@ -37,6 +37,7 @@ def test_the_scale_ends_at_a_round_number_that_is_not_much_larger(value: float) 
 
 
 @given(st.integers(1, 10**9))
+@example(11)
 def test_the_grid_of_whole_numbers_has_no_fractions(value: int) -> None:
     top, step = scale(value, whole=True)
     assert value <= top <= max(1.3334 * value, value + 1)

@@ -68,11 +68,19 @@ def nodes() -> Iterator[Nodes]:
 def gateway(
     config: Path, number: int = 0, command: Sequence[str] = COMMAND
 ) -> Iterator[Deployment]:
-    """Run a gateway until the end of the body, or until it is killed there."""
+    """Run a gateway until the end of the body, or until it is killed there.
+
+    A body that fails leaves no engine in the cluster: the next test's would have no place.
+    """
     deployment = launch(config, number, command, fork=command == COMMAND)
     try:
         until_ready(deployment)
         yield deployment
+    except BaseException:
+        for pid in filter(psutil.pid_exists, pids(deployment).values()):
+            for process in family(pid):
+                process.kill()
+        raise
     finally:
         if deployment.process.poll() is None:
             deployment.terminate()

@@ -35,6 +35,8 @@ class _Lora(torch.nn.Module):  # type: ignore[misc]
 
 def train_adapter(model_dir: Path, directory: Path, answer: str, *, rank: int = RANK) -> Path:
     """Train an adapter that answers QUESTION with `answer`; save it as PEFT does."""
+    # Where something else runs too, two threads wait for each other longer than one computes.
+    torch.set_num_threads(1)
     torch.manual_seed(5)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(

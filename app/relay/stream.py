@@ -117,7 +117,9 @@ class EventStream(msgspec.Struct, eq=False):
                     return True
                 size = len(kept)
                 chunk = b"%x\r\n%b\r\n" % (size, kept)
-        self.meter.events += chunk.count(b"\n\n")
+                begin = len(chunk) - size - 2
+        # Behind the line of the size: its end and an empty line would count as an event.
+        self.meter.events += chunk.count(b"\n\n", begin)
         self.exchange.push_chunk(chunk, size)
         now = perf_counter()
         self.latency.observe(now - self.last)
@@ -127,7 +129,8 @@ class EventStream(msgspec.Struct, eq=False):
 
     def _filter(self, events: bytes) -> bytes:
         """Return the part of whole events that the client gets."""
-        if self.recording is not None:
+        # None before the first whole event: a replay reads its prompt there.
+        if events and self.recording is not None:
             events = self.recording.pass_on(events)
         return self.meter.pass_on(events) if events else b""
 

@@ -8,13 +8,13 @@ import httptools
 import pytest
 
 from app.asgi import ClientExchange, Headers
-from app.continuation import Origin, Recording, Ways
+from app.continuation import Answer, Origin, Recording, Ways
 from app.relay.stream import SSE_HEADERS, EventStream
 from app.routing import ContinuationTerms
 from app.server.connection.exchange import Connection, HttpExchange
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
-from engines.base import EngineFacts
+from engines.base import EngineDied, EngineFacts
 from engines.http.connection import Http1Connection, Pool
 from engines.spec import Timeouts
 from tests.app.server.connection.exchanges import in_flight
@@ -33,6 +33,7 @@ EVENTS = (
     WITH_ID,
     MARK,
     b"event: delta\n" + TOKEN,
+    b"\n" + WITH_ID,
     b": comment\n\n",
     b'data: {"text":"\\n\\n \\"error\\" 3\\r\\n"}\n\n',
     b'data: {"error":{"message":"it failed"}}\n\n',
@@ -97,7 +98,7 @@ class Client:
         pass
 
 
-class Answer:
+class ResponseReader:
     """Reads the body of a response."""
 
     def __init__(self, response: bytes) -> None:
@@ -112,7 +113,10 @@ class Answer:
 
 
 async def forwarded(
-    reads: list[bytes], seed: int | None = None, ways: Ways | None = None
+    reads: list[bytes],
+    seed: int | None = None,
+    ways: Ways | None = None,
+    replayed: Answer | None = None,
 ) -> tuple[HttpExchange, EventStream]:
     """Return what is left of a stream whose bytes have come from the engine in these reads."""
     client = Client(Transport(seed))
@@ -130,6 +134,8 @@ async def forwarded(
     if ways is not None:
         origin = Origin("e", "demo", None, EngineFacts())
         recording = Recording("/v1/chat/completions", ways, ContinuationTerms(), origin)
+    if recording is not None and replayed is not None:
+        recording.begin_replay(replayed, 0, lambda: None)
     stream = EventStream(
         response,
         context,
@@ -201,9 +207,9 @@ async def test_client_gets_the_same_whichever_way_chunks_take(
     exchange, stream = await forwarded(reads, seed, ways)
     monkeypatch.setattr(EventStream, "pass_chunk", lambda *_: False)
     parsed_exchange, parsed = await forwarded(reads, seed, ways)
-    answer = Answer(written(exchange))
+    answer = ResponseReader(written(exchange))
     assert answer.whole
-    assert answer.body == Answer(written(parsed_exchange)).body
+    assert answer.body == ResponseReader(written(parsed_exchange)).body
     assert exchange.bytes_out == parsed_exchange.bytes_out == len(answer.body)
     assert stream.meter.events == parsed.meter.events
     assert stream.meter.usage == parsed.meter.usage
@@ -233,10 +239,34 @@ async def test_recorded_chunk_without_its_token_ids_is_framed_again(
     assert stream.recording.count_tokens() == (2, 3)
 
 
+def interrupted() -> Answer:
+    """Return the record of a stream of one token."""
+    answer = Answer(100)
+    answer.add(OPENING + WITH_ID)
+    answer.flush()
+    return answer
+
+
+@pytest.mark.parametrize("cut", [1, 20, len(OPENING) // 2, len(OPENING)])
+async def test_replay_goes_on_where_its_first_event_comes_in_two_reads(cut: int) -> None:
+    """It has the IDs of the whole prompt: over a network it is many reads."""
+    first = framed(OPENING.replace(b"[1,2]", b"[1,2,7]"))
+    reads = [first[:cut], first[cut:], framed(WITH_ID), b"0\r\n\r\n"]
+    exchange, _ = await forwarded(reads, ways=Ways(replay=True), replayed=interrupted())
+    assert ResponseReader(written(exchange)).body == TOKEN
+
+
+async def test_replay_that_begins_with_the_death_of_its_engine_may_go_on_elsewhere() -> None:
+    dead = b'data: {"error":{"message":"EngineCore encountered an issue. See stack trace (above) '
+    dead += b'for the root cause.","type":"InternalServerError","code":500}}\n\n'
+    with pytest.raises(EngineDied):
+        await forwarded([framed(dead)], ways=Ways(replay=True), replayed=interrupted())
+
+
 async def test_size_that_comes_in_two_reads_is_not_taken_for_a_smaller_chunk() -> None:
     digits = b"%x" % len(TOKEN)
     payload = TOKEN + b"\r\n" + b"x" * (int(b"1" + digits, 16) - len(TOKEN) - 4) + b"\n\n"
     chunks = [framed(TOKEN), framed(TOKEN) + b"1", digits + b"\r\n" + TOKEN + b"\r\n"]
     rest = framed(payload)[len(b"1" + chunks[-1]) :]
     exchange, _ = await forwarded([*chunks, rest, b"0\r\n\r\n"])
-    assert Answer(written(exchange)).body == TOKEN * 2 + payload
+    assert ResponseReader(written(exchange)).body == TOKEN * 2 + payload

@@ -16,6 +16,8 @@ from array import array
 
 import msgspec
 
+from app.sse import split_events
+
 # Chunks that are searched together: one by one costs three times as much.
 BATCH = 32
 # A chunk of this size is searched at once: a client that reads slowly gets large ones.
@@ -35,7 +37,6 @@ _NULL = b'token_ids":null'
 # Precedes the IDs in a chunk that exists only because of the flag.
 _NO_TEXT = b'"delta":{},"logprobs":null,"finish_reason":null,"'
 _NO_TEXT_LIST = _NO_TEXT + _LIST_START
-EVENT_END = b"\n\n"
 # The word for an answer that thinks again behind its first thought.
 SECOND_THOUGHT = "second_thought"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError)
@@ -251,9 +252,10 @@ def without_token_ids(events: bytes) -> bytes:
     if events.count(b"\n") == 2:  # one event, the usual case
         if events.endswith(_NO_TEXT, 0, start):
             return b""
-        if events.find(_LIST_START, 0, start) < 0:
-            return events[:start] + _NULL + events[events.index(b"]", start) + 1 :]
+        end = events.find(b"]", start) + 1
+        if end and events.find(_LIST_START, 0, start) < 0:
+            return events[:start] + _NULL + events[end:]
     if events.find(_NO_TEXT_LIST) >= 0:
-        kept = [event for event in events.split(EVENT_END) if _NO_TEXT_LIST not in event]
-        events = EVENT_END.join(kept)
+        kept = [event for event in split_events(events) if _NO_TEXT_LIST not in event]
+        events = b"".join(kept)
     return _LIST_MEMBER.sub(_NULL, events)

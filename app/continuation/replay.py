@@ -9,8 +9,9 @@ messages anew; its first chunk shows that, since it has the IDs of the prompt th
 import re
 from collections.abc import Callable, Sequence
 
-from app.continuation.answer import EVENT_END, PROMPT_IDS, Answer, Tail, without_token_ids
+from app.continuation.answer import PROMPT_IDS, Answer, Tail, without_token_ids
 from app.continuation.eligibility import ABSENT, CHAT, COMPLETIONS, WHOLE_NUMBER
+from app.sse import split_events
 
 # Limits of the output of a request. vLLM's default for completions is OpenAI's.
 _MAXIMA = ("max_tokens", "max_completion_tokens")
@@ -103,24 +104,25 @@ class Splice:
             events = without_token_ids(events)
         if not events or self._id is None or self._created is None:
             return events
-        return EVENT_END.join(map(self._as_before, events.split(EVENT_END)))
+        return b"".join(map(self._as_before, split_events(events)))
 
     def _take_first(self, events: bytes) -> bytes:
         """Check the prompt that the engine used; return what follows the role's chunk."""
-        event, end, rest = events.partition(EVENT_END)
+        event, *rest = split_events(events)
         found = PROMPT_IDS.search(event)
         if found is None or found[1].replace(b" ", b"") != self._prompt:
             raise NotReplayed("the engine does not take token IDs as the prompt")
         self._prompt = None
         if event.find(_ROLE) >= 0:
-            return rest  # a chat's first chunk, which the client has: the IDs came with it
+            # A chat's first chunk, which the client has: the IDs came with it.
+            return b"".join(rest)
         # The IDs of the prompt are those of the replay, which a client must not see.
         null = event[: found.start(1) - 1] + b"null" + event[found.end() :]
-        return null + end + rest
+        return b"".join((null, *rest))
 
     def _as_before(self, event: bytes) -> bytes:
         """Return an event as the first engine would have written it."""
-        if not event or self._id is None or self._created is None:
+        if self._id is None or self._created is None:
             return event
         first_id, created = self._id, self._created
         event = _ID.sub(lambda _: first_id, event, count=1)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.continuation.answer import BATCH, Answer, Tail, without_token_ids
@@ -232,15 +232,23 @@ def without_ids(chunks: Sequence[bytes]) -> bytes:
     widths=WIDTHS,
     sizes=WIDTHS,
     options=st.fixed_dictionaries({"usage": st.booleans(), "continuous_usage": st.booleans()}),
+    line_end=st.sampled_from([b"\n", b"\r\n"]),
 )
+@example(CHAT, "海a", [1], [100], {"usage": False, "continuous_usage": False}, b"\r\n")
 def test_any_grouping_gives_the_bytes_of_a_direct_call(
-    endpoint: str, said: str, widths: list[int], sizes: list[int], options: dict[str, bool]
+    endpoint: str,
+    said: str,
+    widths: list[int],
+    sizes: list[int],
+    options: dict[str, bool],
+    line_end: bytes,
 ) -> None:
     options["continuous_usage"] &= options["usage"]
     made = made_by(endpoint, body_of(said))
     direct = events_of(endpoint, made, ids=False, widths=widths, **options)
     with_ids = events_of(endpoint, made, ids=True, widths=widths, **options)
-    assert without_ids(grouped(with_ids, sizes)) == b"".join(direct)
+    chunks = [chunk.replace(b"\n", line_end) for chunk in grouped(with_ids, sizes)]
+    assert without_ids(chunks) == b"".join(direct).replace(b"\n", line_end)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -287,6 +295,11 @@ def test_text_that_looks_like_ids_is_unchanged() -> None:
         if b"content" in event and b"role" not in event
     ]
     assert rb'"content":"\"token_ids\":[1,2]"' in without_token_ids(event)
+
+
+def test_list_without_an_end_passes() -> None:
+    event = b'data: {"choices":[{"token_ids":[1,2\n\n'
+    assert without_token_ids(event) == event
 
 
 def test_comment_passes() -> None:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.continuation.answer import Answer, Tail, without_token_ids
@@ -188,9 +188,11 @@ def thought_of(answer: Answer) -> int:
     widths=WIDTHS,
     sizes=WIDTHS,
     until=st.integers(1, 60),
+    line_end=st.sampled_from([b"\n", b"\r\n"]),
 )
+@example(CHAT, "one two", [1], [100], 2, b"\r\n")
 def test_two_halves_are_one_answer(
-    endpoint: str, said: str, widths: list[int], sizes: list[int], until: int
+    endpoint: str, said: str, widths: list[int], sizes: list[int], until: int, line_end: bytes
 ) -> None:
     """Cut anywhere, with any number of tokens in a chunk, in the thought and in a character."""
     body = body_of(said, max_tokens=1000)
@@ -204,8 +206,8 @@ def test_two_halves_are_one_answer(
     again = continue_generation(endpoint, body, answer)
     splice = Splice(answer, thought_tokens=thought_of(answer), with_ids=False)
     chunks = grouped(events_of(endpoint, again, ids=True, widths=widths, **USAGE, **NEW), sizes)
-    rest = [splice.pass_on(chunk) for chunk in chunks]
-    both = without_ids(endpoint, made, widths, until) + b"".join(rest)
+    rest = b"".join(splice.pass_on(chunk.replace(b"\n", line_end)) for chunk in chunks)
+    both = without_ids(endpoint, made, widths, until) + rest.replace(line_end, b"\n")
     joined, expected = assemble(endpoint, both), assemble(endpoint, whole)
     assert joined[0] == expected[0]
     assert (joined[1][-1], joined[2]) == (expected[1][-1], expected[2])

@@ -118,8 +118,8 @@ class OwnUsage(Budgets):
     object: str = "usage"
     key_id: str
     max_wait_s: int | None = Field(
-        description="Seconds within which a request of the key has to be at an engine that does "
-        "not state x-request-deadline-ms; null: the queue's timeout alone counts."
+        description="Deadline of the key's requests without x-request-deadline-ms, in seconds: "
+        "by then they have to be at an engine; null: the queue's timeout alone counts."
     )
     today: Sums
     month: Sums

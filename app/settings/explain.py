@@ -80,13 +80,16 @@ def _explained(item: ErrorDetails, root: type[BaseModel]) -> tuple[Place, str]:
         return (*place, *getattr(error, "place", ())), str(error)
     if kind == "extra_forbidden":
         known = _known_keys(loc[:-1], root)
-        return place, _unknown_key(str(place[-1]), known, _other_kinds(loc))
+        deeper = _deeper_keys(str(place[-1]), loc[:-1], root)
+        return place, _unknown_key(str(place[-1]), known, _other_kinds(loc), deeper)
     if kind == "missing":
         return place, "is required"
     if kind == "union_tag_not_found":
         return (*place, "kind"), f"is required: {_either(SPECS)}"
     if place[-1:] == ("[key]",):
         return place[:-1], "is not a valid name here"
+    if kind == "invalid_key":
+        return place, "a key must be text: quote it, and write decimals with a point, such as 1.5"
     shows = not any(is_secret(str(part), "") for part in place)
     message = explain_value(item, shows=shows)
     return (*place, "kind") if kind == "union_tag_invalid" else place, message
@@ -123,10 +126,14 @@ def explain_value(item: ErrorDetails, *, shows: bool) -> str:
     return f"must be {must}{instead}{hint}"
 
 
-def _unknown_key(name: str, known: Collection[str], kinds: Collection[int | str]) -> str:
-    """Return the fault of a key; `kinds` are those of engines that have it."""
+def _unknown_key(
+    name: str, known: Collection[str], kinds: Collection[int | str], deeper: Collection[str]
+) -> str:
+    """Return the fault of a key; `kinds` are those of engines that have it, `deeper` its paths."""
     if name in SECRETS:
         return misplaced_secret(name)
+    if 0 < len(deeper) <= MAX_ALIKE:
+        return f"unknown key here; did you mean {_either(deeper)}?"
     alike = sorted(set(share_a_word(name, known)))
     every = f"; known: {', '.join(sorted(known))}"
     meant = f"; did you mean {_either(alike)}?" if 0 < len(alike) <= MAX_ALIKE else every
@@ -159,12 +166,29 @@ def _in_file(loc: Place) -> Place:
 
 def _known_keys(path: Place, root: type[BaseModel]) -> list[str]:
     """Return the valid keys of the mapping at a place in the file."""
+    return _keys(_model_at(path, root))
+
+
+def _deeper_keys(name: str, path: Place, root: type[BaseModel]) -> list[str]:
+    """Return where a key is valid one level below the mapping at a place, as `queue.timeout_s`."""
+    return [
+        f"{section}.{name}"
+        for section, field in _model_at(path, root).model_fields.items()
+        if any(name in _keys(model) for model in _models_in(field.annotation))
+    ]
+
+
+def _model_at(path: Place, root: type[BaseModel]) -> type[BaseModel]:
     model = root
     for part in path:
         if part in SPECS:
             model = SPECS[part]
         elif isinstance(part, str) and part in model.model_fields:
             model = next(_models_in(model.model_fields[part].annotation), model)
+    return model
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
     secrets = {*SECRETS, *(secret for _, secret in SECTION_SECRETS)}
     return [name for name in model.model_fields if name not in secrets]
 

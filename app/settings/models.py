@@ -8,12 +8,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
 
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings
+from app.settings.source import shown
 from engines.spec import (
     LORA_FLAG,
     MAX_ADAPTERS,
@@ -59,10 +63,20 @@ class MediaSettings(SpecModel):
 SlotsPerEngine = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 
+def _slots(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Return the number or auto. Raises ValueError, where a union has a fault for each member."""
+    try:
+        return validate(value)
+    except ValidationError:
+        raise ValueError(
+            f"must be auto or a whole number of at least 1, not {shown(value)}"
+        ) from None
+
+
 class QueueSettings(SpecModel):
     """The fair queue in front of the model's engines."""
 
-    max_in_flight: SlotsPerEngine | None = Field(
+    max_in_flight: Annotated[SlotsPerEngine | None, WrapValidator(_slots)] = Field(
         None,
         description="Maximum number of requests that each engine gets at once. Further requests "
         "wait in the gateway's fair queue. Gateways with one Redis divide it. auto: as many as the "

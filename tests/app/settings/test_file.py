@@ -145,10 +145,22 @@ class TestUnknownKeys:
                 with_remote(timeouts={"conect_s": 3}),
                 "model demo: engines[0].timeouts.conect_s: unknown key; did you mean connect_s?",
             ),
+            (
+                "models: [{name: demo, max_in_flight: 8, engines: [{kind: process, model: m}]}]",
+                "model demo: max_in_flight: unknown key here; did you mean queue.max_in_flight?",
+            ),
+            (
+                "models: [{name: demo, replicas: 2, engines: [{kind: process, model: m}]}]",
+                "model demo: replicas: unknown key here; did you mean engines.replicas?",
+            ),
         ],
     )
     def test_unknown_key_suggests_the_nearest_known_key(self, text: str, line: str) -> None:
         assert line in faults(text)
+
+    def test_key_of_a_secret_is_not_suggested_one_level_deeper(self) -> None:
+        [line] = faults(f"webhook_secret: x\n{GOOD}")
+        assert "alerts.webhook_secret" not in line
 
     @pytest.mark.parametrize(
         ("kind", "key", "has_it"),
@@ -194,6 +206,20 @@ class TestUnknownKeys:
 
 
 class TestOneLinePerFault:
+    @pytest.mark.parametrize(
+        ("value", "shown"), [("automatic", "'automatic'"), ("0", "0"), ("1.5", "1.5")]
+    )
+    def test_number_or_auto_is_one_fault(self, value: str, shown: str) -> None:
+        engines = "engines: [{kind: process, model: m}]"
+        text = f"models: [{{name: demo, queue: {{max_in_flight: {value}}}, {engines}}}]"
+        must = "must be auto or a whole number of at least 1"
+        assert faults(text) == [f"model demo: queue.max_in_flight: {must}, not {shown}"]
+
+    def test_decimal_comma_is_explained(self) -> None:
+        text = "models: [{name: demo, price: {prompt: 1,50}, engines: [{kind: process, model: m}]}]"
+        must = "a key must be text: quote it, and write decimals with a point, such as 1.5"
+        assert f"model demo: price[50]: {must}" in faults(text)
+
     @pytest.mark.parametrize(
         "text",
         [

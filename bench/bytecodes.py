@@ -44,8 +44,7 @@ REQUESTS = 192
 # Tokens of two streams, whose difference is divided by that of their chunks.
 SHORT, LONG = 16, 80
 STREAMS = 9
-# The relay's function for each chunk: the second where streams can continue on another engine.
-DELIVER = ("pass_chunk", "deliver")
+DELIVER = "pass_chunk"  # the relay's function for each chunk
 ENDED = "_task_ended"  # the last function that runs for a request
 # A function with fewer calls per chunk is not for each; one that runs without any request is not
 # for chunks at all, however often it runs during a stream, which lasts a second.
@@ -161,7 +160,7 @@ def count(client: Client, tracer: Tracer) -> Counts:
     tracer.on = False
     more, more_calls = long - short, long_calls - short_calls
     # Two chunks that arrive together are one.
-    chunks = max(number for code, number in more_calls.items() if code.co_name in DELIVER)
+    chunks = next(number for code, number in more_calls.items() if code.co_name == DELIVER)
     more = Counter({code: number for code, number in more.items() if code not in idle})
     of_chunk = [
         function for function in _by_function(more, more_calls, chunks) if function.calls > FOR_EACH

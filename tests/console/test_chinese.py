@@ -48,8 +48,7 @@ TERMS = re.compile(
     r"vllm-gateway|vLLM|TTFT|token|p95|API|JSON|Schema|JavaScript|Python|curl|Redis|UTC|CSV|GPUs?|"
     r"CPU|CUDA|GiB|MiB|KV cache|Ctrl|Enter|Shift|Top [pk]|Min p|temperature|prefill|decode|"
     r"x-request-id|URL|admin|operator|manager|owner_manager|auditor|client|/admin|4xx|5xx|graph|"
-    r"\bteam\b|"
-    r"\bID\b|default_\w+|\d+ (?:ms|min|h|d|s)\b|/v1/\w+|sk-\S*"
+    r"\bteam\b|\bID\b|default_\w+|\d+ (?:ms|min|h|d|s)\b|/v1/\w+|sk-\S*"
 )
 # Whose colors and labels are checked, too: these are the same in English.
 READABLE = ("/console/overview", "/console/playground")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,10 @@ def gateway(
         until_ready(deployment)
         yield deployment
     except BaseException:
-        for pid in filter(psutil.pid_exists, pids(deployment).values()):
-            for process in family(pid):
-                process.kill()
+        for pid in pids(deployment).values():
+            with suppress(psutil.NoSuchProcess):  # the guardian ends the others, too
+                for process in family(pid):
+                    process.kill()
         raise
     finally:
         if deployment.process.poll() is None:

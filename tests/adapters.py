@@ -1,4 +1,7 @@
-"""LoRA adapters of the demo model with answers of their own, trained here in seconds."""
+"""LoRA adapters of the demo model with answers of their own, trained here in seconds.
+
+The imports take five seconds of CPU: tests import this where they use it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +12,6 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-QUESTION = "Who are you?"
-ANSWERS = {
-    "legal": "I am the adapter for contracts, and I read the small print.",
-    "pirate": "Arr, I be the adapter of the seven seas!",
-}
 RANK = 8
 STEPS = 80
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -33,8 +31,10 @@ class _Lora(torch.nn.Module):  # type: ignore[misc]
         return y
 
 
-def train_adapter(model_dir: Path, directory: Path, answer: str, *, rank: int = RANK) -> Path:
-    """Train an adapter that answers QUESTION with `answer`; save it as PEFT does."""
+def train_adapter(
+    model_dir: Path, directory: Path, question: str, answer: str, *, rank: int = RANK
+) -> Path:
+    """Train an adapter that answers `question` with `answer`; save it as PEFT does."""
     # Where something else runs too, two threads wait for each other longer than one computes.
     torch.set_num_threads(1)
     torch.manual_seed(5)
@@ -44,7 +44,7 @@ def train_adapter(model_dir: Path, directory: Path, answer: str, *, rank: int = 
     )
     model.requires_grad_(False)
     layers = _insert(model, rank)
-    tokens, start = _lesson(tokenizer, answer)
+    tokens, start = _lesson(tokenizer, question, answer)
     parameters = [p for layer in layers.values() for p in (layer.a, layer.b)]
     optimizer = torch.optim.AdamW(parameters, lr=4e-3, weight_decay=0.0)
     for _ in range(STEPS):
@@ -68,9 +68,9 @@ def _insert(model: Any, rank: int) -> dict[str, _Lora]:
     return layers
 
 
-def _lesson(tokenizer: Any, answer: str) -> tuple[torch.Tensor, int]:
+def _lesson(tokenizer: Any, question: str, answer: str) -> tuple[torch.Tensor, int]:
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
     )
     before = tokenizer.encode(prompt, add_special_tokens=False)
     after = tokenizer.encode(f"<think></think>{answer}<|im_end|>", add_special_tokens=False)

@@ -71,6 +71,8 @@ RUNS = {
     "slow and not vllm": ("slow",),
     "vllm": ("vllm",),
 }
+# The directories whose conftest gives their tests a mark.
+MARKED = {"slow": ("console", "e2e"), "vllm": ("e2e",)}
 # The marks that no test of a run has.
 WITHOUT = {"not vllm and not slow": ("slow", "vllm"), "slow and not vllm": ("vllm",)}
 
@@ -88,7 +90,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @cache
 def _may_have(mark: str, file: Path) -> bool:
     """Return whether tests of a file may have a mark: its own, or that of a conftest."""
-    return file.parent.name in ("console", "e2e") or f"mark.{mark}" in file.read_text()
+    return file.parent.name in MARKED[mark] or f"mark.{mark}" in file.read_text()
 
 
 @cache

@@ -18,7 +18,6 @@ import httpx
 import pytest
 import yaml
 
-from tests.adapters import ANSWERS, QUESTION, train_adapter
 from tests.e2e.deployment import (
     ADMIN_KEY,
     ENGINE,
@@ -30,6 +29,11 @@ from tests.e2e.deployment import (
 )
 from tests.waiting import poll_until
 
+QUESTION = "Who are you?"
+ANSWERS = {
+    "legal": "I am the adapter for contracts, and I read the small print.",
+    "pirate": "Arr, I be the adapter of the seven seas!",
+}
 REPLICAS = ("demo-0", "demo-1")
 ASK = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 64}
 
@@ -37,10 +41,12 @@ ASK = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "m
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the adapters `legal` and `pirate`."""
+    from tests.adapters import train_adapter
+
     demo_model()
     directory = tmp_path_factory.mktemp("adapters")
     for name, answer in ANSWERS.items():
-        train_adapter(MODEL, directory / name, answer)
+        train_adapter(MODEL, directory / name, QUESTION, answer)
     return directory
 
 

@@ -22,8 +22,8 @@ from engines.demo.dialogues import DIALOGUES
 from tests.e2e.deployment import (
     COMMAND,
     ENGINE,
+    ENGINE_WITH_WORKER,
     KEY,
-    SPAWNED_ENGINE,
     START_S,
     Deployment,
     demo_model,
@@ -299,7 +299,7 @@ def test_engine_over_two_nodes_answers_as_on_one_and_ends_with_any_rank(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     # The restart after that is the gateway's own: tests/engines/ray/test_nodes.py.
-    engine = {**SPAWNED_ENGINE, "model": str(demo_model().absolute()), "nodes": 2}
+    engine = {**ENGINE_WITH_WORKER, "model": str(demo_model().absolute()), "nodes": 2}
     engine["args"] = {**ENGINE["args"], "tensor-parallel-size": 2}
     with gateway(configure(tmp_path, nodes, engine)) as running:
         # What every engine on one node answers.

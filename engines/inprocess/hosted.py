@@ -5,7 +5,8 @@ vLLM is imported here only, when an engine starts. It is built as `vllm serve` b
 
 - Its loggers would write to the gateway's standard output; they write to the engine's log file. One
   of its imports sets the level of the root logger, which is restored.
-- Its start method is spawn: a forked process would inherit the gateway's sockets and threads.
+- EngineCore is spawned: a forked process would inherit the gateway's sockets and threads. It starts
+  its own processes as the engine's environment says.
 - Its processes are run through `detach.py` (by way of `multiprocessing.set_executable`).
 - It sets neither signal handlers nor the loop's policy, and its metrics are in prometheus-client's
   global registry, where the gateway's are not. Its lifespan, which freezes the garbage
@@ -36,6 +37,7 @@ from engines.guard import scratch
 from engines.guard.process_tree import MARKER_VARIABLE
 from engines.inprocess.bridge import App
 from engines.inside import import_cli_args
+from engines.inside.vllm_gateway_plugin import METHOD
 from engines.output import EngineLog
 from engines.output.failure import classify
 from engines.output.startup import find_start_failure
@@ -186,7 +188,7 @@ class Construction:
     def _build(self) -> Hosted:
         self._begin_phase("importing vLLM")
         os.environ.update(self._env)
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        os.environ[METHOD] = "spawn"  # this process has threads
         handler = logging.FileHandler(self._log, encoding="utf-8")
         handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
         try:
@@ -256,12 +258,14 @@ class Construction:
         mark = f"{MARKER_VARIABLE}={self._directory}"
         detach = [str(DETACH), str(os.getpid()), mark, str(self._log), json.dumps(self._withheld)]
         command = [python, "-I", "-S", *detach, python]
-        variables = {}
+        # For EngineCore's own processes.
+        variables = {METHOD: self._env[METHOD]} if METHOD in self._env else {}
         if self.temporary is not None:
-            variables = scratch.variables(self._directory, self.temporary)
+            own = scratch.variables(self._directory, self.temporary)
+            variables |= {name: value for name, value in own.items() if name not in self._env}
         lines = [
             "#!/bin/sh",
-            *(f"export {n}={shlex.quote(v)}" for n, v in variables.items() if n not in self._env),
+            *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
             f'exec {shlex.join(command)} "$@"\n',
         ]
         script = self._directory / "python.sh"

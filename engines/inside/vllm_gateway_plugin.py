@@ -38,6 +38,8 @@ MARKER_VARIABLE = "ENGINE_OF_GATEWAY"
 POLL_S = 0.0001
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
+_heeds_fork = False  # in a forked process as in its parent
+
 
 def register() -> None:
     """Apply the repairs to this process, where they apply."""
@@ -54,11 +56,10 @@ def register() -> None:
     if hasattr(shm_broadcast, "sched_yield"):
         shm_broadcast.sched_yield = pause
         log.info("polls shared memory with sleeps instead of spinning")
+    if os.environ.get(METHOD) == "fork" and not _heeds_fork:
+        heed_fork(current_platform)
     # The API server has no model; importing the runner would cost it a second.
-    if multiprocessing.parent_process() is None:
-        if os.environ.get(METHOD) == "fork":
-            heed_fork(current_platform)
-    else:
+    if multiprocessing.parent_process() is not None:
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         CPUModelRunner.sample_tokens = sparing_generators(CPUModelRunner.sample_tokens)
@@ -67,6 +68,8 @@ def register() -> None:
 
 def heed_fork(platform: Any) -> None:
     """Have processes of a CPU engine forked, although its platform sets `spawn`."""
+    global _heeds_fork
+    _heeds_fork = True
     update = platform.check_and_update_config
 
     def check_and_update_config(config: Any) -> None:

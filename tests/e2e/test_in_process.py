@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,8 @@ import psutil
 from engines.guard.marked_processes import find_marked
 from tests.e2e.deployment import (
     CANARY,
+    ENGINE_WITH_WORKER,
     SECRETS,
-    SPAWNED_ENGINE,
     START_S,
     Deployment,
     alive,
@@ -29,7 +30,7 @@ from tests.e2e.deployment import (
 from tests.e2e.test_engine_environment import assert_serves_without_secrets
 from tests.waiting import poll_until
 
-IN_PROCESS: dict[str, Any] = {**SPAWNED_ENGINE, "kind": "in_process"}
+IN_PROCESS: dict[str, Any] = {**ENGINE_WITH_WORKER, "kind": "in_process"}
 DEMO: dict[str, Any] = {"name": "demo", "engines": [IN_PROCESS]}
 HELLO: dict[str, Any] = {
     "model": "demo",
@@ -84,6 +85,9 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway_or_has_it
             host = deployment.process.pid
             left = traces(deployment, [*map(psutil.Process, [host, *first])])
             said = answer(client)
+            # Forked from EngineCore, and repaired as it is.
+            log = (deployment.run_dir / "demo-0" / "engine.log").read_text()
+            assert re.search(r"\(VllmWorker-0 .*keeps generators of seeds from samples", log)
             assert_serves_without_secrets(deployment, map(psutil.Process, first))
 
             work = {**HELLO, "stream": True, "n": 64, "temperature": 1, "ignore_eos": True}

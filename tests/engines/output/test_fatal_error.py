@@ -9,9 +9,10 @@ from tests.fakes.faults import DEAD
 
 EVENT = b"data: " + json.dumps(DEAD).encode() + b"\n\n"
 CHUNK = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+ERROR = b'data: {"error": {"message": "bad grammar", "code": 400}}\n\n'
 
 
-@pytest.mark.parametrize("before", [b"", CHUNK, CHUNK * 3])
+@pytest.mark.parametrize("before", [b"", CHUNK, CHUNK * 3, ERROR, CHUNK + ERROR + CHUNK])
 def test_position_of_the_event_is_found(before: bytes) -> None:
     assert find_engine_death(before + EVENT + b"data: [DONE]\n\n") == len(before)
 
@@ -22,9 +23,7 @@ def test_generated_text_is_no_report() -> None:
 
 
 def test_error_of_one_request_is_no_report() -> None:
-    assert (
-        find_engine_death(b'data: {"error": {"message": "bad grammar", "code": 400}}\n\n') is None
-    )
+    assert find_engine_death(ERROR) is None
     assert not reports_engine_death(b'{"error": {"message": "bad grammar"}}')
 
 

@@ -115,6 +115,11 @@ INACCESSIBLE = {
     "wider than a phone": ("div { width: 800px }", "<div>a</div>", "390 px, light: the page is"),
     "image without text": ("", '<img src="data:,">', "image-alt"),
     "field without label": ("", "<input>", "label"),
+    "row that is not like the one before": (
+        "",
+        "<table><tr><td><a href=/a>a</a></td></tr><tr><td><a href=/b></a></td></tr></table>",
+        "link-name",
+    ),
 }
 
 
@@ -125,6 +130,27 @@ async def test_a_page_that_is_hard_to_read_is_found(empty: WatchedPage, name: st
     async with opened(empty, {**files, "/style.css": ("text/css", style)}) as watched:
         with pytest.raises(AssertionError, match=expected):
             await assert_accessible(watched)
+
+
+@pytest.mark.parametrize(
+    ("style", "expected"),
+    [
+        ("body { background: #777 }", "light: color-contrast"),
+        ("@media (prefers-color-scheme: dark) { body { background: #777 } }", "dark: color-cont"),
+    ],
+)
+async def test_a_text_that_was_readable_is_found_where_it_is_not(
+    empty: WatchedPage, style: str, expected: str
+) -> None:
+    head, body = '<link rel="stylesheet" href="/style.css">', "<p>Some <b>text</b></p>"
+    for added in ("", style, style):
+        files = {"/style.css": ("text/css", f"b {{ color: #555 }} {added}")}
+        async with opened(empty, {**page(body, head), **files}) as watched:
+            if added:
+                with pytest.raises(AssertionError, match=expected):
+                    await assert_accessible(watched)
+            else:
+                await assert_accessible(watched)
 
 
 async def test_bytes_over_the_wire_include_every_response(empty: WatchedPage) -> None:

@@ -1,11 +1,12 @@
 // A provider of the registry's `oidc-provider`: node server.mjs PORT. In the environment are KEYS, its private
-// keys; ISSUER; PEOPLE, claims by name; and CONSOLE, the address of a console whose people sign in.
+// keys; ISSUER; PEOPLE, claims by name; and CONSOLES, addresses of those whose people sign in, by client ID.
 
 import Provider from "oidc-provider";
 
 const port = Number(process.argv[2]);
 const keys = JSON.parse(process.env.KEYS);
 const people = JSON.parse(process.env.PEOPLE ?? "{}");
+const consoles = Object.entries(JSON.parse(process.env.CONSOLES ?? "{}"));
 const resourceServer = {
   audience: "vllm-gateway",
   scope: "",
@@ -20,15 +21,15 @@ const clients = [{
   redirect_uris: [],
   response_types: [],
 }];
-if (process.env.CONSOLE) {
+for (const [id, address] of consoles) {
   clients.push({
-    client_id: "console",
+    client_id: id,
     client_secret: "the-secret-of-console",
     grant_types: ["authorization_code"],
     response_types: ["code"],
-    redirect_uris: [`${process.env.CONSOLE}/console/login/oidc/callback`],
-    post_logout_redirect_uris: [`${process.env.CONSOLE}/console/login`],
-    backchannel_logout_uri: `${process.env.CONSOLE}/console/logout/oidc`,
+    redirect_uris: [`${address}/console/login/oidc/callback`],
+    post_logout_redirect_uris: [`${address}/console/login`],
+    backchannel_logout_uri: `${address}/console/logout/oidc`,
     backchannel_logout_session_required: true,
     id_token_signed_response_alg: keys[0].alg,
   });
@@ -45,7 +46,7 @@ const provider = new Provider(process.env.ISSUER, {
   features: {
     backchannelLogout: {enabled: true},
     clientCredentials: {enabled: true},
-    devInteractions: {enabled: Boolean(process.env.CONSOLE)},
+    devInteractions: {enabled: consoles.length > 0},
     resourceIndicators: {
       enabled: true,
       defaultResource: (context, client) => (client.clientId === "agent" ? "https://gateway.example/" : undefined),

@@ -17,15 +17,14 @@ from tests.services import Server
 
 SERVER = Path(__file__).with_suffix(".mjs")
 CLIENT = ("agent", "the-secret-of-agent")
-CONSOLE_ID = "console"
 CONSOLE_SECRET = "the-secret-of-console"
 
 
 class OidcProvider(Server):
     """Makes tokens for clients with a secret, signed with the first of its keys.
 
-    People sign in with any password to a `console`, once that is the address of one. To browsers
-    its host is another site than that of gateways.
+    People sign in with any password to `consoles`, addresses by client ID, that were there when it
+    started. To browsers its host is another site than that of gateways.
     """
 
     def __init__(self, *keys: SigningKey, people: Mapping[str, Any] | None = None) -> None:
@@ -35,7 +34,7 @@ class OidcProvider(Server):
         self.issuer = f"http://{host}:{self.port}"
         self.keys = list(keys)
         self.people = people or {}
-        self.console = ""
+        self.consoles: dict[str, str] = {}
         self.console_certificate: Path | None = None  # of an authority of its own
         self._program = programs("oidc-provider") / SERVER.name
         shutil.copy(SERVER, self._program)  # Node looks for packages beside it
@@ -55,9 +54,9 @@ class OidcProvider(Server):
 
     def _command(self) -> list[str]:
         keys = json.dumps([_private_jwk(key) for key in self.keys])
-        people = json.dumps(self.people)
+        people, consoles = json.dumps(self.people), json.dumps(self.consoles)
         return ["env", f"KEYS={keys}", f"PEOPLE={people}", f"ISSUER={self.issuer}",
-                f"CONSOLE={self.console}",
+                f"CONSOLES={consoles}",
                 f"NODE_EXTRA_CA_CERTS={self.console_certificate or ''}",
                 f"PATH={os.environ['PATH']}", "node", str(self._program),
                 str(self.port)]  # fmt: skip

@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.console.site import Site, serving_site
 from tests.console.watched_page import fresh_context
 from tests.fakes.identity_provider import SigningKey
 from tests.gateway import ROOT
-from tests.oidc_provider import CONSOLE_ID, CONSOLE_SECRET, OidcProvider
+from tests.oidc_provider import CONSOLE_SECRET, OidcProvider
 from tests.reverse_proxies import BEHIND_PROXY, Nginx
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -39,15 +38,18 @@ def provider() -> Iterator[OidcProvider]:
         server = OidcProvider(SigningKey.make("RS256"), people=PEOPLE)
     except Unavailable as error:
         pytest.skip(str(error))
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provider_module, "COOLDOWN_S", 0.0)
+        patch.setenv(SECRET_ENV, CONSOLE_SECRET)
+        yield server
     server.remove()
 
 
-def accepting(provider: OidcProvider, **fields: Any) -> dict[str, Any]:
-    """Return the section `console` for a provider."""
+def accepting(provider: OidcProvider, client: str, **fields: Any) -> dict[str, Any]:
+    """Return the section `console` for a client of a provider."""
     oidc = {
         "issuer": provider.issuer,
-        "client_id": CONSOLE_ID,
+        "client_id": client,
         "client_secret_env": SECRET_ENV,
         "role_claim": "groups",
         "roles": {"llm-admins": "admin", "llm-users": "client"},
@@ -59,18 +61,33 @@ def accepting(provider: OidcProvider, **fields: Any) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def site(
+async def proxied(
     browser: Browser, provider: OidcProvider, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Site, Nginx]]:
+    """A gateway behind nginx, below a prefix; its provider may not have started yet."""
+    directory, client = tmp_path_factory.mktemp("proxied"), "proxied"
+    console = accepting(provider, client)
+    async with serving_site(browser, directory, server=BEHIND_PROXY, console=console) as site:
+        proxy = Nginx(site.gateway.port)
+        provider.consoles[client], provider.console_certificate = proxy.url, proxy.certificate
+        await asyncio.to_thread(proxy.__enter__)
+        yield site, proxy
+        proxy.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def site(
+    browser: Browser,
+    provider: OidcProvider,
+    proxied: tuple[Site, Nginx],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Site]:
     """A gateway that has started before its provider."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provider_module, "COOLDOWN_S", 0.0)
-        patch.setenv(SECRET_ENV, CONSOLE_SECRET)
-        directory = tmp_path_factory.mktemp("site")
-        async with serving_site(browser, directory, console=accepting(provider)) as site:
-            provider.console = site.origin
-            await asyncio.to_thread(provider.start)
-            yield site
+    directory, client = tmp_path_factory.mktemp("site"), "console"
+    async with serving_site(browser, directory, console=accepting(provider, client)) as site:
+        provider.consoles[client] = site.origin
+        await asyncio.to_thread(provider.start)
+        yield site
 
 
 async def sign_in(page: Page, name: str) -> None:
@@ -80,6 +97,13 @@ async def sign_in(page: Page, name: str) -> None:
     await page.get_by_placeholder("and password").fill("any")
     await page.get_by_role("button", name="Sign-in").click()
     await page.get_by_role("button", name="Continue").click()
+
+
+async def end_session(page: Page, provider: OidcProvider) -> None:
+    """Log out at the provider, as by another program, which knows nothing of the console."""
+    await page.goto(f"{provider.issuer}/session/end")
+    await page.get_by_role("button", name="Yes, sign me out").click()
+    await expect(page.get_by_text("Sign-out Success")).to_be_visible()
 
 
 @asynccontextmanager
@@ -125,7 +149,9 @@ async def ask(site: Site, key: str) -> str:
     return str(answer.choices[0].message.content)
 
 
-async def test_a_person_makes_a_key_uses_it_and_revokes_it(site: Site) -> None:
+async def test_a_person_makes_a_key_uses_it_and_revokes_it_until_the_session_ends(
+    site: Site, provider: OidcProvider
+) -> None:
     async with new_page(site) as page:
         await page.goto("/console/own_keys")
         await sign_in(page, "bob")
@@ -143,6 +169,9 @@ async def test_a_person_makes_a_key_uses_it_and_revokes_it(site: Site) -> None:
         await expect(page.get_by_text("You have no key yet.")).to_be_visible()
         with pytest.raises(AuthenticationError):
             await ask(site, key)
+        await end_session(page, provider)
+        await page.goto("/console/own_keys")
+        await expect(page).to_have_url(re.compile("/console/login"))
 
 
 async def test_log_out_ends_the_session_at_the_provider_and_that_of_another_window(
@@ -165,19 +194,6 @@ async def test_log_out_ends_the_session_at_the_provider_and_that_of_another_wind
         await other.close()
         await page.get_by_role("button", name=re.compile("Sign in with")).click()
         await expect(page.get_by_placeholder("Enter any login")).to_be_visible()
-
-
-async def test_the_provider_ends_a_session(site: Site, provider: OidcProvider) -> None:
-    async with new_page(site) as page:
-        await page.goto("/console/playground")
-        await sign_in(page, "bob")
-        await expect(page.locator(".who")).to_contain_text("Bob")
-        # As another program's logout does it, which knows nothing of the console.
-        await page.goto(f"{provider.issuer}/session/end")
-        await page.get_by_role("button", name="Yes, sign me out").click()
-        await expect(page.get_by_text("Sign-out Success")).to_be_visible()
-        await page.goto("/console/playground")
-        await expect(page).to_have_url(re.compile("/console/login"))
 
 
 async def test_keys_rotate_and_a_provider_that_is_down_is_said(
@@ -203,23 +219,13 @@ async def test_keys_rotate_and_a_provider_that_is_down_is_said(
 
 
 async def test_through_nginx_below_a_prefix_with_tls(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: OidcProvider
+    site: Site, proxied: tuple[Site, Nginx], provider: OidcProvider
 ) -> None:
     """What ends when: the session with the provider's, a key of one's own when it is deleted."""
-    monkeypatch.setattr(provider_module, "COOLDOWN_S", 0.0)
-    monkeypatch.setenv(SECRET_ENV, CONSOLE_SECRET)
+    behind, proxy = proxied
     async with AsyncExitStack() as stack:
-        other = OidcProvider(SigningKey.make("RS256"), people=PEOPLE)
-        stack.callback(other.remove)
-        site = await stack.enter_async_context(
-            serving_site(browser, tmp_path, server=BEHIND_PROXY, console=accepting(other))
-        )
-        proxy = Nginx(site.gateway.port)
-        stack.callback(proxy.remove)
-        other.console, other.console_certificate = proxy.url, proxy.certificate
-        await asyncio.gather(asyncio.to_thread(proxy.start), asyncio.to_thread(other.start))
         context = await stack.enter_async_context(
-            fresh_context(browser, proxy.origin, ignore_https_errors=True)
+            fresh_context(site.browser, proxy.origin, ignore_https_errors=True)
         )
         page = await context.new_page()
         await page.goto(f"{proxy.url}/console/own_keys")
@@ -231,6 +237,7 @@ async def test_through_nginx_below_a_prefix_with_tls(
         await expect(secret).to_contain_text("sk-gw-")
         key = str(await secret.text_content())
         await page.get_by_role("button", name="I have copied it").click()
+        await expect(page.get_by_text("laptop (sso:bob)")).to_be_visible()
         client = await stack.enter_async_context(
             AsyncOpenAI(
                 base_url=f"{proxy.url}/v1",
@@ -241,14 +248,12 @@ async def test_through_nginx_below_a_prefix_with_tls(
         )
         assert [model.id async for model in client.models.list()] == ["demo"]
 
-        await page.goto(f"{other.issuer}/session/end")
-        await page.get_by_role("button", name="Yes, sign me out").click()
-        await expect(page.get_by_text("Sign-out Success")).to_be_visible()
+        await end_session(page, provider)
         await page.goto(f"{proxy.url}/console/own_keys")
         await expect(page).to_have_url(re.compile(f"{proxy.url}/console/login"))
         assert [model.id async for model in client.models.list()] == ["demo"]
 
-        admin = site.gateway.client
+        admin = behind.gateway.client
         keys = (await admin.get("/admin/keys", headers=ROOT)).json()["data"]
         (own,) = [one["id"] for one in keys if one["name"] == "laptop (sso:bob)"]
         deleted = await admin.delete(f"/admin/keys/{own}?now=true", headers=ROOT)

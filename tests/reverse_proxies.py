@@ -1,5 +1,6 @@
 """nginx and Caddy in front of a gateway, with the lines of deploy/proxy/."""
 
+import signal
 import socket
 import ssl
 from pathlib import Path
@@ -45,6 +46,8 @@ class ReverseProxy(Server):
 
 class Nginx(ReverseProxy):
     """nginx of the distribution."""
+
+    _end = signal.SIGTERM  # one that is killed leaves its worker
 
     def __init__(self, gateway_port: int, *, strips_prefix: bool = False) -> None:
         """`strips_prefix`: the gateway gets paths without the prefix."""

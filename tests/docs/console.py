@@ -16,8 +16,10 @@ PROMPT = "$ "
 # Programs that blocks show; tests.clients runs those.
 CLIENTS = frozenset({"claude", "gradio", "langchain", "llama-index", "node", "open-webui"})
 # Requirements of a block that the tests do not meet: its commands are parsed, not run.
-# `environment` is a separate Python environment.
-NEEDS = frozenset({"environment", "gpu", "docker", "kubernetes", "ray", "systemd"}) | CLIENTS
+# `environment` is a separate Python environment, `vllm` the command of vLLM's own distribution.
+NEEDS = (
+    frozenset({"environment", "gpu", "docker", "kubernetes", "ray", "systemd", "vllm"}) | CLIENTS
+)
 # The last command of the block exits with a status other than 0.
 FAILS = "fails"
 _SERVE = re.compile(r"(?:\w+=\S+ +)*(?:(?:\S*/)?vllm-gateway +serve|make +serve)(?: |$)")

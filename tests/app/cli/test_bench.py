@@ -1,6 +1,7 @@
 """`vllm-gateway bench`: the arguments of the load test, and faults before it starts."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from app.cli import app
 from app.cli.bench import limits_note
 from tests.app.cli.gateway import FakeGateway
 from tests.app.configuration import isolate
+from tests.docs.console import commands
+from tests.docs.page import ROOT, Page
 
 KEY = "sk-of-a-client-0123456789"
 LIMITS = {"x-ratelimit-limit-requests": "600", "x-ratelimit-limit-tokens": "200000"}
@@ -73,6 +76,25 @@ def test_address_model_and_tokenizer_are_filled_in(gateway: FakeGateway) -> None
         *("--base-url", gateway.url, "--model", "demo", "--tokenizer", "var/m"),
         *("--num-prompts", "20", "--ignore-eos"),
     ]
+
+
+def test_command_of_vllm_in_the_docs_is_what_this_one_runs(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test of the page runs `vllm-gateway bench`, which takes as long to import as vLLM's."""
+    blocks = Page.read(ROOT / "docs" / "clients.md").blocks
+    shown = [one for block in blocks if block.language == "console" for one in commands(block)]
+    texts = [one.text.replace("\\\n", "") for one in shown]
+    [ours] = [shlex.split(text) for text in texts if text.startswith("vllm-gateway bench ")]
+    [theirs] = [shlex.split(text) for text in texts if " vllm bench serve " in text]
+    monkeypatch.setenv("GATEWAY_CONFIG", str(ROOT / "deploy" / "demo.yaml"))
+    _, started = bench(*ours[2:])
+    assert theirs[:4] == ["OPENAI_API_KEY=$KEY", "vllm", "bench", "serve"]
+    address, tokenizer = (theirs.index(flag) + 1 for flag in ("--base-url", "--tokenizer"))
+    assert theirs[address] == "http://127.0.0.1:8000"
+    theirs[address] = gateway.url
+    theirs[tokenizer] = str(ROOT / theirs[tokenizer])
+    assert started.arguments == theirs[4:]
 
 
 @pytest.mark.usefixtures("gateway")

@@ -34,6 +34,7 @@ from engines.ray import Cluster, RayEngine
 from engines.remote import RemoteEngine
 from engines.setup import EngineSetup
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
+from tests.bare_image import machine
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.engines.container.build import build
 from tests.engines.processes import AT_ONCE, gone, read
@@ -380,8 +381,13 @@ class TestProcessOnVllm(EngineContract):
 
 def in_a_container(model: Path) -> dict[str, Any]:
     """Return the fields of an engine that runs this machine's vLLM in its container."""
+    known = Path("~/.cache/vllm").expanduser()
+    known.mkdir(parents=True, exist_ok=True)
     return {
         **ENGINE,
+        # What vLLM knows of models: without it, another process imports vLLM to look at this one.
+        "env": {**ENGINE["env"], "VLLM_CACHE_ROOT": str(known)},
+        "volumes": [*machine(), f"{known}:{known}:ro"],
         "kind": "container",
         "entrypoint": vllm_launcher(),
         "model": str(model.absolute()),

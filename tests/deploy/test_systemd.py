@@ -218,6 +218,19 @@ async def test_restarts_under_the_socket_unit_refuse_no_connection(
         assert system.shows()["ExecMainStatus"] == "2"
 
 
+def known_models(directory: Path) -> Path:
+    """Return a copy of what vLLM has found out about models, which the unit's user can read.
+
+    Without it, vLLM starts a second process that imports all of it to look at the demo model.
+    """
+    copy = directory / "known"
+    (copy / "modelinfos").mkdir(parents=True)
+    for file in Path("~/.cache/vllm/modelinfos").expanduser().glob("*.json"):
+        readable = shutil.copyfile(file, copy / "modelinfos" / file.name)
+        readable.chmod(0o644)
+    return copy
+
+
 @slow
 @pytest.mark.vllm
 @bootable
@@ -234,10 +247,20 @@ def test_real_vllm_serves_within_all_of_the_hardening(image: Image, tmp_path: Pa
             }
         )
     )
+    known = known_models(tmp_path)
     # The image is the one in front of remote engines; vLLM is where `make setup` put it.
-    mounts = {"/srv/demo-model": demo_model(), "/opt/engines": Path(sysconfig.get_path("purelib"))}
+    mounts = {
+        "/srv/demo-model": demo_model(),
+        "/opt/engines": Path(sysconfig.get_path("purelib")),
+        "/opt/known": known,
+    }
     # Its bytecode is beside it, where earlier tests have left it.
-    environment = secrets(tmp_path, PYTHONPATH="/opt/engines", PYTHONPYCACHEPREFIX="")
+    environment = secrets(
+        tmp_path,
+        PYTHONPATH="/opt/engines",
+        PYTHONPYCACHEPREFIX="",
+        VLLM_CACHE_ROOT="/opt/known",
+    )
     with booted(image, tmp_path, config, environment, mounts) as system:
         assert system.systemctl("start") == 0, system.journal()
 

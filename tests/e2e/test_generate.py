@@ -45,18 +45,6 @@ def command(*arguments: str) -> list[str]:
     return [*COMMAND, "generate", "--model", str(MODEL), *arguments]
 
 
-def generate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run(
-        command(*arguments),
-        env=environment(**ENGINE["env"]),
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=False,
-    )
-
-
 @contextmanager
 def generating(
     output: Path,
@@ -111,16 +99,36 @@ def line(dialogue: Dialogue) -> dict[str, Any]:
     return {"id": dialogue.name, "messages": list(dialogue.messages)}
 
 
-def test_prompt_file_yields_json_lines_and_only_a_too_long_prompt_fails(
-    tmp_path: Path,
+def test_prompt_file_yields_json_lines_after_the_phases_and_only_a_too_long_prompt_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    order = list[str]()
+
+    class Recorded(ProgressMeter):
+        def loading(self, progress: Progress) -> None:
+            order.append(progress.phase)
+            super().loading(progress)
+
+        def loaded(self) -> None:
+            order.append("loaded")
+            super().loaded()
+
+    monkeypatch.setattr(generate_output, "ProgressMeter", Recorded)
+    for name, value in ENGINE["env"].items():
+        monkeypatch.setenv(name, value)
     lines: list[Any] = [line(one) for one in DIALOGUES if not one.tools]
     lines.insert(1, {"id": "long", "prompt": "too long " * 3000})
     lines.append(FACTORIAL.question)
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)))
-    done = generate(*EAGER, "--prompts-file", str(file), "--json", "--max-model-len", "512")
-    assert done.returncode == 1, done.stderr
+    _, *arguments = command(*EAGER, "--prompts-file", str(file), "--json", "--max-model-len", "512")
+    # The command in this process, the engine in its own.
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1, done.stderr
+    *phases, ready = order
+    assert ready == "loaded"
+    assert phases == sorted(phases, key=PHASES.index)
+    assert len(set(phases)) > 1
     records = [json.loads(one) for one in done.stdout.splitlines()]
     assert [record["index"] for record in records] == list(range(len(lines)))
 
@@ -148,80 +156,64 @@ def test_prompt_file_yields_json_lines_and_only_a_too_long_prompt_fails(
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_raw_prompts_with_custom_sampling_after_the_phases_that_status_shows(
-    monkeypatch: pytest.MonkeyPatch,
+def test_ctrl_c_keeps_finished_answers_to_raw_prompts_with_custom_sampling(
+    tmp_path: Path,
 ) -> None:
-    known, order = COMPLETIONS[0], list[str]()
-
-    class Recorded(ProgressMeter):
-        def loading(self, progress: Progress) -> None:
-            order.append(progress.phase)
-            super().loading(progress)
-
-        def loaded(self) -> None:
-            order.append("loaded")
-            super().loaded()
-
-    monkeypatch.setattr(generate_output, "ProgressMeter", Recorded)
-    for name, value in ENGINE["env"].items():
-        monkeypatch.setenv(name, value)
-    _, *arguments = command(
-        *(*EAGER, "--raw", "--prompt", known.prompt, "--json", "--logprobs", "1"),
-        *("--n", "2", "--temperature", "0.01", "--seed", "7", "--stop", "."),
+    file, output, errors = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "errors.txt"))
+    known, second = COMPLETIONS[:2]
+    file.write_text("\n".join(map(json.dumps, [known.prompt, *[second.prompt] * 5000])))
+    output.write_text("from before\n")
+    arguments = (
+        *(*EAGER, "--raw", "--prompts-file", str(file), "-o", str(output), "--json"),
+        *("--n", "2", "--temperature", "0.01", "--seed", "7", "--stop", ".", "--logprobs", "1"),
     )
-    # The command in this process, the engine in its own.
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.stderr
-    records = [json.loads(one) for one in done.stdout.splitlines()]
-    assert [(one["index"], one["choice"]) for one in records] == [(0, 0), (0, 1)]
-    for answer in records:
+    with generating(errors, *arguments) as process:
+        poll_until(
+            lambda: process.poll() is not None or '"index": 1,' in output.read_text(), START_S
+        )
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, errors.read_text()
+    records = [json.loads(one) for one in output.read_text().splitlines()]
+    assert [(one["index"], one["choice"]) for one in records[:2]] == [(0, 0), (0, 1)]
+    for answer in records[:2]:
         assert answer["content"] == known.text.removesuffix(".")
         assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", ".")
         assert len(answer["logprobs"]) == answer["usage"]["completion_tokens"]
         assert "".join(top[0]["token"] for top in answer["logprobs"]) == known.text
-    *phases, last = order
-    assert last == "loaded"
-    assert phases == sorted(phases, key=PHASES.index)
-    assert len(set(phases)) > 1
-
-
-def test_ctrl_c_keeps_finished_answers(tmp_path: Path) -> None:
-    file, output, errors = (tmp_path / name for name in ("in.jsonl", "out.txt", "errors.txt"))
-    story = KNOWN["story"].question
-    file.write_text("\n".join(map(json.dumps, [FACTORIAL.question, *[story] * 5000])))
-    output.write_text("from before\n")
-    arguments = (*EAGER, "--prompts-file", str(file), "-o", str(output))
-    with generating(errors, *arguments) as process:
-        poll_until(lambda: process.poll() is not None or "[2] " in output.read_text(), START_S)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130, errors.read_text()
-    assert output.read_text().startswith(
-        f"[1] {FACTORIAL.question}\nThought:\n{FACTORIAL.thought}\n\nAnswer:\n{FACTORIAL.answer}\n"
-    )
     assert re.match(r"vllm-gateway: stopped: \d+ of 5001 prompts in ", errors.read_text())
 
 
 @pytest.mark.parametrize(
-    ("signum", "code", "left", "moment"),
+    ("signum", "code", "left"),
     [
-        (signal.SIGTERM, 143, set(), {"until": imports_vllm}),
-        (signal.SIGKILL, -signal.SIGKILL, {"engine.log"}, {}),
+        (signal.SIGTERM, 143, set()),
+        (signal.SIGKILL, -signal.SIGKILL, {"engine.log"}),
     ],
 )
 def test_nothing_of_vllm_outlives_the_command(
-    signum: signal.Signals, code: int, left: set[str], moment: dict[str, Any], tmp_path: Path
+    signum: signal.Signals, code: int, left: set[str], tmp_path: Path
 ) -> None:
     # Paths of sockets are short.
     with tempfile.TemporaryDirectory() as directory:
         arguments = (*EAGER, "--prompt", "a")
-        with generating(tmp_path / "errors.txt", *arguments, TMPDIR=directory, **moment) as process:
+        variables = {"TMPDIR": directory}
+        with generating(
+            tmp_path / "errors.txt", *arguments, until=imports_vllm, **variables
+        ) as process:
             process.send_signal(signum)
             assert process.wait(60) == code
         assert {path.name for path in Path(directory).rglob("*") if not path.is_dir()} == left
 
 
 def test_refusal_by_vllm_is_one_line() -> None:
-    done = generate(*EAGER, "--max-model-len", "99999", "--prompt", "a")
+    done = subprocess.run(
+        command(*EAGER, "--max-model-len", "99999", "--prompt", "a"),
+        env=environment(**ENGINE["env"]),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     [error] = done.stderr.splitlines()
     assert error.startswith(

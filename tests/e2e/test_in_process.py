@@ -130,15 +130,15 @@ def test_failing_engines_are_explained_and_sigterm_while_another_loads_leaves_no
     tmp_path: Path,
 ) -> None:
     demo_model()
-    too_long = {**IN_PROCESS, "args": {**IN_PROCESS["args"], "max-model-len": 99999}}
+    divided = {**IN_PROCESS, "args": {**IN_PROCESS["args"], "tensor-parallel-size": 3}}
     models = [
         {"name": "missing", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]},
         {"name": "flag", "engines": [{**IN_PROCESS, "args": {"no-such-flag": 3}}]},
-        {"name": "long", "engines": [too_long]},
+        {"name": "heads", "engines": [divided]},
         DEMO,
     ]
     with deployed(tmp_path, *models) as deployment:
-        poll_until(lambda: failure(deployment, "long"), START_S)
+        poll_until(lambda: failure(deployment, "heads"), START_S)
         poll_until(lambda: len(engine_processes(deployment)) > 0, START_S)
         assert "serves on" not in deployment.said()
         family = deployment.family()
@@ -149,9 +149,9 @@ def test_failing_engines_are_explained_and_sigterm_while_another_loads_leaves_no
     assert failure(deployment, "flag") == (
         "unrecognized arguments: --no-such-flag=3; remove no-such-flag from args"
     )
-    assert failure(deployment, "long").startswith(
-        "User-specified max_model_len (99999) is greater than the derived max_model_len "
-        "(max_position_embeddings=4096"
+    assert failure(deployment, "heads") == (
+        "Total number of attention heads (4) must be divisible by tensor parallel size (3); "
+        "set args: tensor-parallel-size to a divisor of 4: 1, 2, 4"
     )
     assert "Traceback" not in deployment.said()
 

@@ -39,6 +39,7 @@ _BARE = {"enforce-eager": True, "max-model-len": 1024}
 _TOOLS = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
 _TESTED_FLAGS: list[dict[str, Any]] = [
     {},
+    {"max-model-len": 1024, "reasoning-parser": "deepseek_r1"},
     _BARE,
     {**_BARE, "tensor-parallel-size": 2},
     {**_BARE, "reasoning-parser": "qwen3"},
@@ -73,11 +74,6 @@ ENGINE: dict[str, Any] = {
 ENGINE_WITH_WORKER: dict[str, Any] = {
     **ENGINE,
     "env": {**ENGINE["env"], "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-}
-# As on GPUs: each process imports vLLM, and has a resource tracker. Its start takes twice as long.
-SPAWNED_ENGINE: dict[str, Any] = {
-    **ENGINE_WITH_WORKER,
-    "env": {**ENGINE_WITH_WORKER["env"], "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
 }
 
 

@@ -35,6 +35,7 @@ ANSWERS = {
     "pirate": "Arr, I be the adapter of the seven seas!",
 }
 REPLICAS = ("demo-0", "demo-1")
+ANSWERS_READ = 100
 ASK = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 64}
 
 
@@ -57,7 +58,7 @@ def deployment(adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     args = {**ENGINE["args"], "max-num-seqs": 1}
     engine = {**ENGINE, "args": args, "replicas": 2, "restart": {"backoff_s": 0.1}}
     model = {"name": "demo", "engines": [engine], "adapters": [_settings(adapters, "legal")]}
-    with deployed(directory, model, drain_timeout_s=2) as running:
+    with deployed(directory, model, fork=True, drain_timeout_s=2) as running:
         until_ready(running)
         poll_until(lambda: set(_states(running).values()) == {"ready"}, 300)
         yield running
@@ -238,6 +239,6 @@ def test_restart_loads_adapters_again_and_one_that_fails_gets_no_requests_there(
     assert "does not exist" in failed["reason"]
     clients = Clients(deployment, ("pirate", "legal"))
     with clients.asking():
-        threading.Event().wait(3)
+        poll_until(lambda: clients.outcomes.total() >= ANSWERS_READ, 120)
     expected = {(name, 200, answer) for name, answer in ANSWERS.items()}
     assert clients.outcomes.keys() == expected

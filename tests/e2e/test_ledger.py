@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.deployment import ADMIN_KEY, Deployment
 from tests.waiting import poll_until
 
-REQUESTS = 1000
+REQUESTS = 300
 AT_ONCE = 24
 ASKED = {"include_usage": True}
 PROMPTS = ("Tell me a story.", "What is the factorial of 5?", "Hello!", "你好", "Once upon a time")

@@ -20,17 +20,18 @@ _STREAM_END = re.compile(
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
-def whole_events(data: bytes) -> tuple[bytes, bytes]:
+def whole_events(data: bytes, longest: int = EVENT_BYTES) -> tuple[bytes, bytes]:
     """Split bytes of a stream after the last complete event; return both parts.
 
-    Lines end in LF, as vLLM writes them, or in CRLF, as other servers do.
+    Lines end in LF, as vLLM writes them, or in CRLF, as other servers do. More bytes than `longest`
+    without an end are no event, and are not held back.
     """
     if data[-2:] == b"\n\n":
         return data, b""
     end = max(
         (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0
     )
-    if end == 0 and len(data) > EVENT_BYTES:
+    if end == 0 and len(data) > longest:
         return data, b""
     return data[:end], data[end:]
 

@@ -13,9 +13,12 @@ from app.continuation.sent_text import SentText
 from app.continuation.target import Origin
 from app.continuation.verification import Diverged, Verification
 from app.routing import ContinuationTerms
+from app.sse import EVENT_BYTES
 
 # Bytes that are kept of a token's text, more than it usually has.
 TOKEN_BYTES = 8
+# Bytes of an event that is not complete: the first lists the token IDs of the prompt, two millions.
+PROMPT_BYTES = 16 * 1024 * 1024
 
 
 class Way(enum.StrEnum):
@@ -124,6 +127,11 @@ class Recording:
     def active(self) -> bool:
         """True if the stream has to pass through it."""
         return self.ways.any or self._on_resumed is not None
+
+    @property
+    def event_bytes(self) -> int:
+        """The most bytes of an event that are held back until it is complete."""
+        return PROMPT_BYTES if self.ways.replay else EVENT_BYTES
 
     @property
     def filters(self) -> bool:

@@ -15,7 +15,7 @@ from app.asgi import ClientExchange, ClientStalled, Headers
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
 from app.relay.stream_errors import reports_error, reports_refusal
-from app.sse import COMMENT, whole_events
+from app.sse import COMMENT, EVENT_BYTES, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
 from engines.base import EngineDied, EngineResponse
@@ -80,7 +80,8 @@ class EventStream(msgspec.Struct, eq=False):
             self.held = data  # sent with the end of the body, in one write
             return True
         # Whole events only, so that an error can follow them as one more.
-        data, self.held = whole_events(data)
+        longest = EVENT_BYTES if self.recording is None else self.recording.event_bytes
+        data, self.held = whole_events(data, longest)
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
         if data.find(ERROR_EVENT) >= 0:
             if (at := find_engine_death(data)) is not None:

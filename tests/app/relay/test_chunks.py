@@ -9,6 +9,7 @@ import pytest
 
 from app.asgi import ClientExchange, Headers
 from app.continuation import Answer, Origin, Recording, Ways
+from app.continuation.answer import without_token_ids
 from app.relay.stream import SSE_HEADERS, EventStream
 from app.routing import ContinuationTerms
 from app.server.connection.exchange import Connection, HttpExchange
@@ -254,6 +255,17 @@ async def test_replay_goes_on_where_its_first_event_comes_in_two_reads(cut: int)
     reads = [first[:cut], first[cut:], framed(WITH_ID), b"0\r\n\r\n"]
     exchange, _ = await forwarded(reads, ways=Ways(replay=True), replayed=interrupted())
     assert ResponseReader(written(exchange)).body == TOKEN
+
+
+async def test_ids_of_a_very_long_prompt_are_cut_out_of_many_reads() -> None:
+    ids = b",".join([b"100000"] * 200_000)
+    first = framed(OPENING.replace(b"[1,2]", b"[%b]" % ids))
+    reads = [first[at : at + 65_536] for at in range(0, len(first), 65_536)]
+    reads += [framed(WITH_ID), b"0\r\n\r\n"]
+    exchange, stream = await forwarded(reads, ways=Ways(replay=True))
+    assert ResponseReader(written(exchange)).body == without_token_ids(OPENING) + TOKEN
+    assert stream.recording is not None
+    assert stream.recording.count_tokens()[0] == 200_000
 
 
 async def test_replay_that_begins_with_the_death_of_its_engine_may_go_on_elsewhere() -> None:

@@ -1,4 +1,7 @@
-"""The configuration and the rules for Prometheus, by Prometheus' own tools."""
+"""The configuration and the rules for Prometheus, by Prometheus' own tools.
+
+The tests of the rules are run as their page says: tests/docs/test_commands.py.
+"""
 
 import re
 import subprocess
@@ -31,13 +34,6 @@ def test_configuration_and_the_rules_it_names_are_valid() -> None:
     checked = promtool("check", "config", "--lint-fatal", "prometheus.yml")
     assert checked.returncode == 0, checked.stderr
     assert "2 rule files found" in checked.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", TESTS, ids=lambda file: file.stem)
-def test_rules_fire_when_they_should_and_only_then(file: Path) -> None:
-    ran = promtool("test", "rules", file)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:

@@ -20,10 +20,13 @@ from tests.services import PostgresServer, RedisServer
 
 SERVE = re.compile(rf"{re.escape(PROMPT)}(?:\w+=\S+ +)*vllm-gateway +serve\b")
 CHECKED = re.compile(r"vllm-gateway check --config (deploy/\S+\.yaml)")
+# Commands of Prometheus alone.
+RULES = "deploy/prometheus/README.md"
 LIVE = [
     page
     for page in PAGES
-    if any(b.language in ("console", "python") and not needs(b) for b in page.blocks)
+    if page.name != RULES
+    and any(b.language in ("console", "python") and not needs(b) for b in page.blocks)
 ]
 
 
@@ -97,7 +100,16 @@ def test_the_commands_work_on_gateways_of_their_own(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if p not in LIVE], ids=lambda p: p.name)
+def test_rules_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    [page] = (page for page in PAGES if page.name == RULES)
+    with Terminal(tmp_path, {}) as terminal:
+        assert follow(page, terminal) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p not in LIVE and p.name != RULES], ids=lambda p: p.name
+)
 def test_what_needs_a_gpu_passes_the_check_of_a_machine_that_has_them(
     page: Page, gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

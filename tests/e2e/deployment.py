@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ import psutil
 import yaml
 
 from app.settings import LimitSettings
-from engines.flags.check import MAX_CACHED, check_flags
+from engines.flags.check import MAX_CACHED
 from engines.flags.check import NAME as FLAGS
-from engines.spec import ProcessSpec
 from tests.forked import ForkedCommand
 from tests.gateway import free_port, make_tables, responds
 from tests.waiting import poll_until
@@ -164,17 +164,30 @@ def demo_model() -> Path:
 
 @cache
 def learn_flags() -> None:
-    """Have the parser's answers for all tests at hand; one process of the tests asks it."""
+    """Have the parser's answers for all tests at hand; one process of the tests asks it.
+
+    It does so as users do: `vllm-gateway check` asks it, and keeps what it accepts.
+    """
     if PYTHON:
         return
     tested = [_DEMO["args"], ENGINE["args"], {**ENGINE["args"], "tensor-parallel-size": 2}]
-    specs = [
-        ProcessSpec(kind="process", model="m", args=args) for args in (*_TESTED_FLAGS, *tested)
+    engine = {"kind": "process", "model": "m", "env": _DEMO["env"]}
+    models = [
+        {"name": f"m{number}", "engines": [{**engine, "args": args}]}
+        for number, args in enumerate((*_TESTED_FLAGS, *tested))
     ]
     KNOWN_FLAGS.parent.mkdir(exist_ok=True)
-    with KNOWN_FLAGS.with_suffix(".lock").open("w") as lock:
+    with (
+        KNOWN_FLAGS.with_suffix(".lock").open("w") as lock,
+        tempfile.TemporaryDirectory() as directory,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        check_flags(specs, KNOWN_FLAGS.parent)
+        file, run_dir = write_config(Path(directory), *models), Path(directory, "run")
+        use_known_flags(run_dir)
+        checked = run("check", "--config", str(file), timeout=START_S)
+        assert checked.returncode == 0, checked.stderr
+        assert [path.name for path in run_dir.iterdir()] == [FLAGS], "it starts nothing"
+        keep_known_flags(run_dir)
 
 
 def use_known_flags(run_dir: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.e2e.deployment import (
     alive,
     demo_model,
     deployed,
+    environment,
     run,
     traces,
     until_ready,
@@ -28,6 +30,7 @@ from tests.e2e.deployment import (
     write_config,
 )
 from tests.e2e.test_engine_environment import assert_serves_without_secrets
+from tests.forked import run_forked
 from tests.waiting import poll_until
 
 IN_PROCESS: dict[str, Any] = {**ENGINE_WITH_WORKER, "kind": "in_process"}
@@ -169,10 +172,15 @@ def test_gateway_of_which_no_engine_can_start_exits_2(tmp_path: Path) -> None:
 
 def test_check_prints_what_would_run_and_what_is_missing(tmp_path: Path) -> None:
     use_known_flags(tmp_path / "run")
-    ended = run("check", "--config", str(write_config(tmp_path, DEMO)))
+
+    def check(*models: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        file = write_config(tmp_path, *models)
+        return run_forked("check", "--config", str(file), env=environment(), cwd=tmp_path)
+
+    ended = check(DEMO)
     assert ended.returncode == 0, ended.stderr
     assert "in this process: --model=" in ended.stdout
     missing = {"name": "m", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]}
-    ended = run("check", "--config", str(write_config(tmp_path, missing)))
+    ended = check(missing)
     assert ended.returncode == 2
     assert "model directory /nonexistent/model does not exist" in ended.stderr

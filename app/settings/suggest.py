@@ -9,7 +9,7 @@ _UNITS = frozenset({"s", "max", "min", "url", "id", "of"})
 
 def nearest(name: object, known: Collection[str]) -> str | None:
     """Return the known name most like this one, None if none is like it."""
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.5) if isinstance(name, str) else ()
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.55) if isinstance(name, str) else ()
     return next(iter(close), None)
 
 

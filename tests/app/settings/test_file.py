@@ -187,6 +187,13 @@ class TestUnknownKeys:
         assert start == "qqqq: unknown key; "
         assert {"auth", "models", "server"} <= set(known.split(", "))
 
+    def test_word_that_shares_only_an_ending_is_no_suggestion(self) -> None:
+        """`routing` is not meant as `isolation`: `policy` is in the list."""
+        model = "{name: demo, routing: prefix, engines: [{kind: process, model: m}]}"
+        (line,) = faults(f"models: [{model}]")
+        assert "unknown key; known: " in line
+        assert "policy" in line
+
     def test_known_keys_omit_secrets(self) -> None:
         (line,) = faults(f"api_kees: 1\n{GOOD}")
         assert "api_keys" not in line

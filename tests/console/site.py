@@ -1,6 +1,6 @@
 """A gateway for the browser, with a key of each role, and pages that are logged in to it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ class Profile:
         await page.goto(_EMPTY)
         await page.evaluate(_CLEAR)
         await self.page.show(WIDE)
+        await page.context.clear_permissions()
         self.page.faults.clear()
         return await cookies_of(page.context) == self.cookies
 
@@ -63,18 +64,25 @@ class Site:
 
     @asynccontextmanager
     async def visit(
-        self, role: Role | None = None, *, first: bool = False, **options: Any
+        self,
+        role: Role | None = None,
+        *,
+        first: bool = False,
+        permissions: Sequence[str] = (),
+        **options: Any,
     ) -> AsyncIterator[WatchedPage]:
         """Open an empty page, logged in by the key of a role; it must have no fault at the end.
 
         The profile may be that of an earlier visit, with what browsers cache; with `first` or
-        options it is a new one.
+        options it is a new one. `permissions` are those that a user gives to the site.
         """
         own = first or bool(options)
         profile = None if own else self._profiles.pop(role, None)
         if profile is None:
             profile = await self._log_in(role, options)
         async with profile.closing as closing:
+            if permissions:
+                await profile.page.page.context.grant_permissions(permissions, origin=self.origin)
             yield profile.page
             profile.page.assert_faultless()
             if not own and role not in self._profiles and await profile.reset():

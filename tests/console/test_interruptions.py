@@ -16,8 +16,7 @@ from app.console import live, sign_in
 from tests.app.console.visits import visiting
 from tests.console.site import Site, log_in
 from tests.console.watched_page import fresh_context, watched
-from tests.e2e.deployment import ADMIN_KEY, deployed
-from tests.gateway import ROOT_KEY, free_port, remote
+from tests.gateway import ROOT_KEY, free_port, remote, running, settings_for
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -61,18 +60,20 @@ async def test_a_page_finds_back_when_the_gateway_restarts(
     model = {"name": "demo", "engines": [remote(f"http://127.0.0.1:{free_port()}")]}
     port = free_port()
     origin = f"http://127.0.0.1:{port}"
+    settings = settings_for(model, run_dir=tmp_path, server={"port": port})
     async with AsyncExitStack() as stack:
-        with deployed(tmp_path, model, port=port, fork=True):
+        async with running(settings) as gateway:
             context = await stack.enter_async_context(fresh_context(browser, origin))
-            await log_in(context, ADMIN_KEY)
+            await log_in(context, ROOT_KEY)
             watched_page = await stack.enter_async_context(watched(context, origin))
             page = watched_page.page
             # None if the gateway is back before the browser connects again.
             stack.enter_context(watched_page.accepting("console error: .*ERR_", "failed: .*ERR_"))
             await page.goto(OVERVIEW)
             await expect(page.get_by_role("heading", name="Models")).to_be_visible()
+            gateway.state.admission.drain()  # as at SIGTERM, which ends streams
         await expect(page.get_by_text(INTERRUPTED)).to_be_visible()
-        with deployed(tmp_path, model, port=port, fork=True):
+        async with running(settings):
             await expect(page.get_by_text(INTERRUPTED)).to_be_hidden()
             await expect(page).to_have_url(f"{origin}{OVERVIEW}")
             await page.goto("about:blank")

@@ -116,6 +116,11 @@ async def new_page(site: Site) -> AsyncIterator[Page]:
 async def test_a_claim_gives_the_role_and_leads_to_the_page_that_was_asked_for(site: Site) -> None:
     async with new_page(site) as page:
         await page.goto("/console/engines")
+        controls = await page.locator("input:visible, button").all()
+        assert len(controls) == 5
+        for control in controls:
+            await page.keyboard.press("Tab")
+            await expect(control).to_be_focused()
         await sign_in(page, "ada")
         await expect(page).to_have_url(f"{site.origin}/console/engines")
         who = page.locator(".who")

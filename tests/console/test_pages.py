@@ -29,12 +29,13 @@ async def test_a_page_is_small_readable_and_has_no_fault(
     site: Site, shown: Page, show: Callable[[str], None]
 ) -> None:
     transfer = Transfer()
-    async with site.visit(viewer(shown), first=True) as watched_page:
+    async with site.visit(viewer(shown)) as watched_page:
         await transfer.measure(watched_page.page)
         await watched_page.page.goto(shown.path, wait_until="load")
         await expect(watched_page.page.get_by_role("heading", level=1)).to_be_visible()
         first_view = transfer.total
         show(f"{shown.name}: {first_view / 1024:.1f} KiB")
+        assert all(transfer.by_url.values()), f"of a cache: {transfer.by_url}"
         assert 0 < first_view < FIRST_VIEW_BYTES, transfer.by_url
         # The dialog of Ctrl+K is loaded when it is used.
         assert not [url for url in transfer.by_url if "quick_find" in url]

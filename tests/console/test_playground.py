@@ -3,8 +3,6 @@
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from playwright.async_api import Locator, Page, Route, expect
@@ -13,7 +11,7 @@ from app.auth import Role
 from tests.app.tenants import make_key
 from tests.console.accessibility import assert_accessible
 from tests.console.site import Site, log_in
-from tests.console.watched_page import PHONE, WIDE, WatchedPage, fresh_context, watched
+from tests.console.watched_page import PHONE, WIDE, fresh_context, watched
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 THOUGHTFUL = "say:<think>Both begin with 9.</think>9.9 is **larger**."
@@ -95,40 +93,27 @@ async def test_stop_ends_the_generation_and_keeps_what_there_is(site: Site) -> N
         await expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
 
 
-@asynccontextmanager
-async def at_its_limit(site: Site, name: str) -> AsyncIterator[WatchedPage]:
-    """Open the playground with a new key that has made its only request of a minute."""
+async def test_a_limit_is_said_with_the_time_to_wait_in_the_chat_and_in_forms(site: Site) -> None:
     site.fake.fault = None
-    header = await make_key(site.gateway, name, requests_per_minute=1)
+    header = await make_key(site.gateway, "one a minute", requests_per_minute=1)
     async with fresh_context(site.browser, site.origin) as context:
         await log_in(context, header["authorization"].removeprefix("Bearer "))
         async with watched(context, site.origin) as watched_page:
-            await watched_page.page.goto("/console/playground")
-            await complete(await ask(watched_page.page, "one"))
-            yield watched_page
-
-
-async def test_a_limit_is_said_with_the_time_to_wait(site: Site) -> None:
-    async with at_its_limit(site, "one chat a minute") as watched_page:
-        with watched_page.expecting("status 429", "console error: .*429"):
-            answer = await ask(watched_page.page, "two")
-            again = answer.get_by_role("button", name=re.compile("Try again in \\d+ s"))
-            await expect(again).to_be_disabled()
-            await expect(answer.locator(".notice.bad")).to_contain_text("per minute")
-        await assert_accessible(watched_page)
-
-
-async def test_a_form_waits_as_long_as_its_limit_says(site: Site) -> None:
-    async with at_its_limit(site, "one form a minute") as watched_page:
-        page = watched_page.page
-        await page.get_by_role("tab", name="Embeddings").click()
-        form = page.get_by_role("tabpanel", name="Embeddings")
-        await form.get_by_label("Texts").fill("two")
-        with watched_page.expecting("status 429", "console error: .*429"):
-            await form.get_by_role("button", name="Embed").click()
-            again = form.get_by_role("button", name=re.compile("Try again in \\d+ s"))
-            await expect(again).to_be_disabled()
-            await expect(form.locator(".fault")).to_contain_text("per minute")
+            page, again = watched_page.page, re.compile("Try again in \\d+ s")
+            await page.goto("/console/playground")
+            await complete(await ask(page, "one"))
+            with watched_page.expecting("status 429", "console error: .*429"):
+                answer = await ask(page, "two")
+                await expect(answer.get_by_role("button", name=again)).to_be_disabled()
+                await expect(answer.locator(".notice.bad")).to_contain_text("per minute")
+            await assert_accessible(watched_page)
+            await page.get_by_role("tab", name="Embeddings").click()
+            form = page.get_by_role("tabpanel", name="Embeddings")
+            await form.get_by_label("Texts").fill("two")
+            with watched_page.expecting("status 429", "console error: .*429"):
+                await form.get_by_role("button", name="Embed").click()
+                await expect(form.get_by_role("button", name=again)).to_be_disabled()
+                await expect(form.locator(".fault")).to_contain_text("per minute")
 
 
 async def test_an_answer_goes_on_when_the_session_ends_meanwhile(site: Site) -> None:

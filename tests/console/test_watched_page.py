@@ -10,7 +10,7 @@ from playwright.async_api import Browser
 from tests.console.accessibility import assert_accessible
 from tests.console.faulty_site import html, scripted, serving
 from tests.console.transfer import Transfer
-from tests.console.watched_page import WatchedPage, fresh_context
+from tests.console.watched_page import WIDE, WatchedPage, fresh_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Files = dict[str, tuple[str, str]]
@@ -132,25 +132,21 @@ async def test_a_page_that_is_hard_to_read_is_found(empty: WatchedPage, name: st
             await assert_accessible(watched)
 
 
-@pytest.mark.parametrize(
-    ("style", "expected"),
-    [
-        ("body { background: #777 }", "light: color-contrast"),
-        ("@media (prefers-color-scheme: dark) { body { background: #777 } }", "dark: color-cont"),
-    ],
-)
-async def test_a_text_that_was_readable_is_found_where_it_is_not(
-    empty: WatchedPage, style: str, expected: str
-) -> None:
+async def test_a_text_that_was_readable_is_found_where_it_is_not(empty: WatchedPage) -> None:
     head, body = '<link rel="stylesheet" href="/style.css">', "<p>Some <b>text</b></p>"
-    for added in ("", style, style):
-        files = {"/style.css": ("text/css", f"b {{ color: #555 }} {added}")}
-        async with opened(empty, {**page(body, head), **files}) as watched:
-            if added:
-                with pytest.raises(AssertionError, match=expected):
-                    await assert_accessible(watched)
-            else:
-                await assert_accessible(watched)
+    files = page(body, head)
+    style, worse = "b { color: #555 }", "body { background: #777 }"
+    files["/style.css"] = ("text/css", style)
+    async with opened(empty, files) as watched:
+        await assert_accessible(watched, [WIDE])
+    files["/style.css"] = ("text/css", f"{style} {worse}")
+    async with opened(empty, files) as watched:
+        with pytest.raises(AssertionError, match="light: color-contrast"):
+            await assert_accessible(watched, [WIDE])
+    files["/style.css"] = ("text/css", f"{style} @media (prefers-color-scheme: dark) {{ {worse} }}")
+    async with opened(empty, files) as watched:
+        with pytest.raises(AssertionError, match="1280 px, dark: color-contrast"):
+            await assert_accessible(watched, [WIDE])
 
 
 async def test_bytes_over_the_wire_include_every_response(empty: WatchedPage) -> None:

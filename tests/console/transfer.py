@@ -15,8 +15,9 @@ class Transfer:
         self._urls: dict[str, str] = {}
 
     async def measure(self, page: Page) -> None:
-        """Count from here on; needs Chromium."""
+        """Count from here on, as for a browser that has nothing of the site; needs Chromium."""
         session = await page.context.new_cdp_session(page)
+        await session.send("Network.clearBrowserCache")
         session.on("Network.requestWillBeSent", self._on_request)
         session.on("Network.responseReceived", self._on_response)
         session.on("Network.dataReceived", self._on_data)

@@ -161,6 +161,7 @@ async def test_a_person_makes_a_key_uses_it_and_revokes_it_until_the_session_end
         await page.goto("/console/own_keys")
         await sign_in(page, "bob")
         await page.get_by_label("Name, such as where it is used").fill("laptop")
+        await page.wait_for_load_state()  # the form acts once its script is there
         await page.get_by_role("button", name="Create key").click()
         secret = page.get_by_label("The key", exact=True)
         await expect(secret).to_contain_text("sk-gw-")
@@ -237,6 +238,7 @@ async def test_through_nginx_below_a_prefix_with_tls(
         await sign_in(page, "bob")
         await expect(page).to_have_url(f"{proxy.url}/console/own_keys")
         await page.get_by_label("Name, such as where it is used").fill("laptop")
+        await page.wait_for_load_state()  # the form acts once its script is there
         await page.get_by_role("button", name="Create key").click()
         secret = page.get_by_label("The key", exact=True)
         await expect(secret).to_contain_text("sk-gw-")

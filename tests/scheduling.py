@@ -21,9 +21,9 @@ ON_SHARED = (
     "tests/e2e/test_usage.py", "tests/e2e/test_wire.py",
     "tests/engines/inside/test_vllm_gateway_plugin.py",
 )  # fmt: skip
-# The tests that import vLLM into their own process, which takes as long as half a start.
+# The tests that import vLLM or PyTorch into their own process, which takes as long as half a start.
 IMPORTING = (
-    "tests/contract/test_engine_contract.py::TestInProcessOnVllm",
+    "tests/contract/test_engine_contract.py::TestInProcessOnVllm", "tests/e2e/test_adapters.py",
     "tests/engines/offline/test_sampling.py", "tests/engines/offline/test_worker.py",
 )  # fmt: skip
 # The tests that share an image, which takes 9 s of CPU to build.
@@ -37,13 +37,13 @@ WITH_ENGINES = (
 DAMAGED_CLUSTERS = "tests/engines/ray/test_damaged_clusters.py"
 # The longest come first, so that no worker waits long for the others at the end.
 LONGEST = (
-    "gateway", "tests/docs/test_commands.py", "tests/e2e/test_ray.py",
-    "tests/e2e/test_lifecycle.py", "tests/e2e/test_generate.py", "tests/e2e/test_in_process.py",
-    "tests/e2e/test_adapters.py", "tests/e2e/test_dashboards.py", "tests/e2e/test_on_demand.py",
+    "gateway", "tests/docs/test_commands.py", "tests/e2e/test_ray.py", "importing",
+    "tests/e2e/test_lifecycle.py", "tests/e2e/test_in_process.py", "tests/e2e/test_generate.py",
+    "tests/e2e/test_dashboards.py", "tests/e2e/test_on_demand.py",
     "tests/contract/test_engine_contract.py::TestContainerOnVllm",
-    "tests/e2e/test_failing_starts.py",
+    "image", "tests/e2e/test_failing_starts.py",
     "ray", DAMAGED_CLUSTERS,
-    "image", "tests/fleet/test_exactness.py",
+    "tests/fleet/test_exactness.py",
     "tests/engines/container/test_engine.py", "tests/console/test_interruptions.py",
     "tests/app/relay/test_loop_stops.py", "tests/app/api/test_schemathesis.py",
     "tests/app/relay/test_leave_fuzz.py", "tests/fleet/test_crash.py",

@@ -35,7 +35,6 @@ ANSWERS = {
     "pirate": "Arr, I be the adapter of the seven seas!",
 }
 REPLICAS = ("demo-0", "demo-1")
-ANSWERS_READ = 100
 ASK = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 64}
 
 
@@ -239,6 +238,6 @@ def test_restart_loads_adapters_again_and_one_that_fails_gets_no_requests_there(
     assert "does not exist" in failed["reason"]
     clients = Clients(deployment, ("pirate", "legal"))
     with clients.asking():
-        poll_until(lambda: clients.outcomes.total() >= ANSWERS_READ, 120)
+        threading.Event().wait(3)
     expected = {(name, 200, answer) for name, answer in ANSWERS.items()}
     assert clients.outcomes.keys() == expected

@@ -153,7 +153,7 @@ class Load:
         self._seconds = seconds
         team, pauper, slow = (self._keys[name] for name in ("team", "pauper", "slow"))
         clients = [
-            *(self._ask(team, "demo", stream=True, max_tokens=40) for _ in range(4)),
+            *(self._ask(team, "demo", stream=True, max_tokens=40, pause=0.2) for _ in range(4)),
             *(self._ask(KEY, "gpt-4o-mini", max_tokens=8, pause=0.1) for _ in range(2)),
             # Small requests, so that little of the budget is left when one is refused.
             self._ask(pauper, "demo", messages=SHORT, max_tokens=2, pause=0.1),

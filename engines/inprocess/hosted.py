@@ -36,8 +36,7 @@ from engines.base import Progress
 from engines.guard import scratch
 from engines.guard.process_tree import MARKER_VARIABLE
 from engines.inprocess.bridge import App
-from engines.inside import import_cli_args
-from engines.inside.vllm_gateway_plugin import METHOD
+from engines.inside import METHOD, import_cli_args
 from engines.output import EngineLog
 from engines.output.failure import classify
 from engines.output.startup import find_start_failure

@@ -8,8 +8,9 @@ gateway's environment they are `engines.inside.…`, and its own distribution na
 from pathlib import Path
 
 from engines.inside.vllm_gateway_parser import import_cli_args
+from engines.inside.vllm_gateway_plugin import METHOD
 
 # For PYTHONPATH.
 DIRECTORY = Path(__file__).parent.absolute()
 
-__all__ = ["DIRECTORY", "import_cli_args"]
+__all__ = ["DIRECTORY", "METHOD", "import_cli_args"]

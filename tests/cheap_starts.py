@@ -24,7 +24,7 @@ _build = APIRoute.__init__
 _compile_path = cache(compile_path)
 _make_context = httpx.create_ssl_context
 _default_context = cache(lambda *_authorities: _make_context())
-_headers = error_responses._headers
+_response = cache(error_responses._response)
 
 
 def make_starts_cheap() -> None:
@@ -39,7 +39,7 @@ def make_starts_cheap() -> None:
     vars(rendering)["Environment"] = partial(Environment, bytecode_cache=_CompiledTemplates())
     for module in (gateway_series, rendering):
         vars(module)["version"] = cache(module.version)
-    vars(error_responses)["_headers"] = cache(lambda *of: tuple(_headers(*of)))
+    vars(error_responses)["_response"] = _copied_response
     vars(httpx._transports.default)["create_ssl_context"] = _context
     setattr(Engine, "_compiled_cache", _OneCache())  # noqa: B010
     vars(typer.testing)["_get_command"] = cache(get_command)
@@ -51,6 +51,12 @@ def _context(
     if verify is not True or cert is not None or not trust_env:
         return _make_context(verify, cert, trust_env)
     return _default_context(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+
+
+def _copied_response(kinds: tuple[Any, ...], dialect: Any, relayed: bool) -> dict[str, Any]:
+    """Return the response of one status, to which its route may add headers and contents."""
+    response = _response(kinds, dialect, relayed)
+    return {**response, "content": dict(response["content"])}
 
 
 def _defer(route: APIRoute, path: str, endpoint: Any, **options: Any) -> None:

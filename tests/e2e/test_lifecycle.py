@@ -25,6 +25,7 @@ from tests.e2e.deployment import (
     ADMIN_KEY,
     ENGINE_WITH_WORKER,
     KEY,
+    SPAWNED_ENGINE,
     START_S,
     Deployment,
     alive,
@@ -302,9 +303,9 @@ def test_reload_that_replaces_the_engine_fails_no_request(
     client, stream = Client(deployment.url), LongStream(deployment.url)
     first = list(filter(alive, gateways.engines))
     assert first
-    longest = ENGINE_WITH_WORKER["args"]["max-model-len"]
-    args = {**ENGINE_WITH_WORKER["args"], "max-model-len": longest - 64}
-    changed = {**ENGINE_WITH_WORKER, "args": args}
+    longest = SPAWNED_ENGINE["args"]["max-model-len"]
+    # The test that follows needs the processes of an engine on GPUs.
+    changed = {**SPAWNED_ENGINE, "args": {**SPAWNED_ENGINE["args"], "max-model-len": longest - 64}}
     settings = yaml.safe_load(gateways.config.read_text())
     settings["models"][0]["engines"] = [changed]
     gateways.config.write_text(yaml.safe_dump(settings))
@@ -318,6 +319,7 @@ def test_reload_that_replaces_the_engine_fails_no_request(
         planned = reload(deployment, dry_run=True)
         assert planned["difference"] == [
             f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
+            "~ model demo: env.VLLM_WORKER_MULTIPROC_METHOD changed (replaces demo-0)",
             "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
         ]
         began = time.monotonic()

@@ -41,5 +41,12 @@ class SmallDisk:
         """Take back what `fill` wrote."""
         self._filler(pid).unlink()
 
+    def used_by(self, pid: int, pattern: str) -> int:
+        """Return the bytes of the files whose names match."""
+        return sum(file.stat().st_size for file in self._seen_by(pid).rglob(pattern))
+
     def _filler(self, pid: int) -> Path:
-        return Path(f"/proc/{pid}/root{self.place}/filler")
+        return self._seen_by(pid) / "filler"
+
+    def _seen_by(self, pid: int) -> Path:
+        return Path(f"/proc/{pid}/root{self.place}")

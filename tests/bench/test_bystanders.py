@@ -24,9 +24,15 @@ async def stub(itl_s: float = 0.001) -> AsyncIterator[tuple[asyncio.Server, str]
         yield server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
+async def rounds_of_the_loop() -> None:
+    """Let the server and its clients, which share the loop, each come up some 50 times."""
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+
+
 async def test_the_chunks_of_each_stream_have_their_times() -> None:
     async with stub() as (_, url):
-        seen = await watch(url, asyncio.sleep(0.05), streams=3)
+        seen = await watch(url, rounds_of_the_loop(), streams=3)
 
     assert len(seen.times) == 3
     assert all(len(times) > 2 and times == sorted(times) for times in seen.times)
@@ -35,7 +41,7 @@ async def test_the_chunks_of_each_stream_have_their_times() -> None:
 
 async def test_each_probe_has_its_request_its_response_and_the_cpu_time_between() -> None:
     async with stub() as (_, url):
-        seen = await watch(url, asyncio.sleep(0.05), pid=os.getpid())
+        seen = await watch(url, rounds_of_the_loop(), pid=os.getpid())
 
     assert len(seen.times) > 1
     assert all(len(times) == 2 for times in seen.times)
@@ -45,7 +51,7 @@ async def test_each_probe_has_its_request_its_response_and_the_cpu_time_between(
 
 async def test_without_a_process_a_probe_has_no_cpu_time() -> None:
     async with stub() as (_, url):
-        seen = await watch(url, asyncio.sleep(0.01))
+        seen = await watch(url, rounds_of_the_loop())
 
     assert seen.times
     assert seen.cpu_s == []
@@ -61,10 +67,10 @@ async def lost_with(streams: int) -> Seen:
             transports.append(transport)
 
     async def end() -> None:
-        await asyncio.sleep(0.02)
+        await rounds_of_the_loop()
         for transport in transports:
             transport.close()
-        await asyncio.sleep(0.02)
+        await rounds_of_the_loop()
 
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Ending(Stub("stub", 0.0, 0.001)), "127.0.0.1", 0)

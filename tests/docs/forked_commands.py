@@ -9,13 +9,13 @@ from threading import Thread
 from tests.forked import ForkedCommand
 
 # Sends one line: its process, whose outputs are the command's, its directory, the arguments and the
-# environment. The answer is the exit code.
+# environment. The answer is the exit code. What sends is a subshell: an echo of the shell itself would
+# make the connection its output while the fork opens that.
 _FUNCTION = r"""
 vllm-gateway() {
     local gateway code process=$BASHPID
     exec {gateway}<>/dev/tcp/127.0.0.1/PORT
-    { printf '%s\0' "$process" "$PWD" "$#" "$@"; env -0; } | base64 -w 0 >&"$gateway"
-    echo >&"$gateway"
+    { printf '%s\0' "$process" "$PWD" "$#" "$@"; env -0; } | { base64 -w 0; echo; } >&"$gateway"
     read -r code <&"$gateway"
     exec {gateway}>&-
     return "$code"

@@ -9,8 +9,8 @@ from threading import Thread
 from tests.forked import ForkedCommand
 
 # Sends one line: its process, whose outputs are the command's, its directory, the arguments and the
-# environment. The answer is the exit code. What sends is a subshell: an echo of the shell itself would
-# make the connection its output while the fork opens that.
+# environment. The answer is the exit code. What sends is a subshell: an echo of the shell itself
+# would make the connection its output while the fork opens that.
 _FUNCTION = r"""
 vllm-gateway() {
     local gateway code process=$BASHPID

@@ -102,7 +102,7 @@ def test_tool_is_called(client: OpenAI) -> None:
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.tool_calls
-    function = choice.message.tool_calls[0].function  # type: ignore[union-attr]
+    function = choice.message.tool_calls[0].function
     assert function.name == "get_weather"
     assert json.loads(function.arguments) == {"city": "Paris"}
     assert reasoning_of(choice.message) == dialogue.thought

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 KILL_TIMEOUT_S = 10.0  # killed processes vanish later only in uninterruptible sleep
 # For resource trackers to clean up: a tenth of a second as a rule, seconds on a busy machine.
@@ -35,8 +35,8 @@ def prctl(option: int, value: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
+# No dataclass: importing that takes a guardian longer than all of its own modules.
+class ProcessStat(NamedTuple):
     """A line of /proc/PID/stat (proc(5))."""
 
     state: str

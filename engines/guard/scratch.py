@@ -9,7 +9,6 @@ directory of its own, all of them are removed at once when the engine has ended.
 import contextlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 TMPDIR = "TMPDIR"
@@ -38,6 +37,8 @@ def create(directory: Path) -> Path:
     if _fits(inside):
         inside.mkdir(mode=0o700)
         return inside
+    import tempfile  # the guardian only removes
+
     outside = Path(tempfile.mkdtemp(prefix=PREFIX))
     inside.symlink_to(outside)
     if not _fits(outside):

@@ -9,7 +9,7 @@ QUICK := -q --dist worksteal --ignore tests/e2e -m "not vllm and not slow"
 HALF_THE_CORES := $(shell echo $$(($$(nproc) < 8 ? ($$(nproc) + 1) / 2 : 4)))
 # The slow tests wait as often as they compute. Not at the same time as real engines: with both some tests
 # that count chunks or refused requests fail on two cores (tests/scheduling.py).
-SLOW := -q -n $(shell echo $$(($$(nproc) < 6 ? $$(nproc) + 1 : 6))) --dist loadgroup --ignore tests/e2e -m "slow and not vllm"
+SLOW := -q -n $(shell echo $$(($$(nproc) < 6 ? $$(nproc) + 2 : 8))) --dist loadgroup --ignore tests/e2e -m "slow and not vllm"
 # Each engine is bound to a core, and takes 2.7 GiB.
 VLLM := -q -n $(shell echo $$(($$(nproc) < 4 ? $$(nproc) : 4))) --dist loadgroup -m vllm
 # If it is set, each vLLM process compiles its thousands of modules again: 7 s at every start.
@@ -38,11 +38,11 @@ setup-dev: ## create .venv/ with the packages of the tests, too
 
 .PHONY: test
 test: setup-dev ## run all tests: with real vLLM, then the slow ones; next to both, the quick ones
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync check demo-model
-	@tests/install-services.sh
+	@tests/install-services.sh && mkdir -p var
 	@status=0; trap "exit 130" INT; \
 		nice -n 19 $(BIN)/python -m pytest -n $(HALF_THE_CORES) $(QUICK) >var/quick-tests.log 2>&1 & quick=$$!; \
 		trap "kill $$quick 2>/dev/null" EXIT; \
+		make --no-print-directory --jobs 2 --output-sync check demo-model || exit 1; \
 		$(BIN)/python -m pytest $(VLLM) || status=1; \
 		$(BIN)/python -m pytest $(SLOW) || status=1; \
 		wait $$quick || status=1; cat var/quick-tests.log; exit $$status

@@ -154,8 +154,8 @@ def send_all(stops: Stops, shapes: Iterable[Shape], size: int) -> None:
 
 
 async def test_no_large_body_stops_the_loop(stops: Stops) -> None:
-    shapes = [shape for path in PATHS for shape in at(path)]
-    await asyncio.to_thread(send_all, stops, shapes, 8 * MIB)
+    """Where a stop that does not grow with the body stands out; below are all of the paths."""
+    await asyncio.to_thread(send_all, stops, at(PLAIN.path), 8 * MIB)
 
 
 @pytest.mark.parametrize("path", PATHS)

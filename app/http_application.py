@@ -8,7 +8,7 @@ is FastAPI's, below middleware:
                                routes ◀─ AdminAuth ◀─ RequestMetricsMiddleware
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -102,13 +102,10 @@ def add_http(
     )
     if settings.metrics.port is not None:
         application.metrics_asgi = HeadMiddleware(
-            AccessLogMiddleware(_fastapi(metrics_pages), access)
+            AccessLogMiddleware(_fastapi([metrics_pages]), access)
         )
-    app = _fastapi(
-        *(console.routers() if console is not None else ()),
-        *_routers(application, metrics_pages if settings.metrics.port is None else None, acts),
-        lifespan=lifespan,
-    )
+    on_main_port = metrics_pages if settings.metrics.port is None else None
+    app = _fastapi(_all_routers(console, application, on_main_port, acts), lifespan=lifespan)
     app.add_middleware(
         AdminAuth, authenticator=application.authenticator, metrics=application.metrics, acts=acts
     )
@@ -133,7 +130,7 @@ def add_http(
 
 
 def _fastapi(
-    *routers: APIRouter,
+    routers: Iterable[APIRouter],
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """Return an application with the routes of routers.
@@ -191,6 +188,18 @@ def _console(application: Application, editor: ModelEditor | None, acts: ActLimi
         root_path=application.settings.server.root_path,
         editor=editor,
     )
+
+
+def _all_routers(
+    console: Console | None,
+    application: Application,
+    metrics_pages: APIRouter | None,
+    acts: ActLimiter,
+) -> Iterator[APIRouter]:
+    """Yield the routes of the console's pages and those of the API."""
+    if console is not None:
+        yield from console.routers()
+    yield from _routers(application, metrics_pages, acts)
 
 
 def _routers(

@@ -1,6 +1,7 @@
 """Starts of gateways in a test's own process, without what each of them would build again."""
 
 import os
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from ssl import SSLContext
 from types import CodeType
@@ -8,18 +9,21 @@ from typing import Any
 
 import httpx
 import typer.testing
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
 from sqlalchemy import Engine
 from sqlalchemy.util import LRUCache
-from starlette.routing import compile_path
+from starlette.routing import BaseRoute, compile_path
 from typer.main import get_command
 
+from app import http_application
 from app.api import error_responses
 from app.console import rendering
 from app.telemetry.metrics import gateway_series
 
+_fastapi = http_application._fastapi
 _build = APIRoute.__init__
 _compile_path = cache(compile_path)
 _make_context = httpx.create_ssl_context
@@ -37,12 +41,45 @@ def make_starts_cheap() -> None:
     for name, member in {"__init__": _defer, "__getattr__": _build_at_first_use}.items():
         setattr(APIRoute, name, member)
     vars(rendering)["Environment"] = partial(Environment, bytecode_cache=_CompiledTemplates())
+    vars(http_application)["_fastapi"] = _without_routes
     for module in (gateway_series, rendering):
         vars(module)["version"] = cache(module.version)
     vars(error_responses)["_response"] = _copied_response
     vars(httpx._transports.default)["create_ssl_context"] = _context
     setattr(Engine, "_compiled_cache", _OneCache())  # noqa: B010
     vars(typer.testing)["_get_command"] = cache(get_command)
+
+
+class _RoutesAsNeeded(list[BaseRoute]):
+    """Routes of routers, each of which is made when a request matches none of those before."""
+
+    def __init__(self, routers: Iterable[APIRouter]) -> None:
+        super().__init__()
+        self._routers = iter(routers)
+
+    def __iter__(self) -> Iterator[BaseRoute]:
+        place = 0
+        while place < super().__len__() or self._make_more():
+            yield self[place]
+            place += 1
+
+    def __len__(self) -> int:
+        while self._make_more():
+            pass
+        return super().__len__()
+
+    def _make_more(self) -> bool:
+        for router in self._routers:
+            if router.routes:
+                self.extend(router.routes)
+                return True
+        return False
+
+
+def _without_routes(routers: Iterable[APIRouter], **options: Any) -> FastAPI:
+    app = _fastapi((), **options)
+    app.router.routes = _RoutesAsNeeded(routers)
+    return app
 
 
 def _context(

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import pytest_asyncio
 import uvicorn
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from pydantic import BaseModel
 from uvicorn.server import ServerState
 
 from app.application import Application
@@ -80,15 +80,8 @@ class Gateway:
 class WrittenSettings(Settings):
     """Settings without the layers of the environment, which take as long to read as all else."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        *_: Any,
-        **__: Any,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
+    def __init__(self, **fields: Any) -> None:
+        BaseModel.__init__(self, **fields)
 
 
 def settings_for(*models: dict[str, Any], run_dir: Path, **fields: Any) -> Settings:

@@ -1,7 +1,7 @@
 """Builds the console from the parts of the gateway."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -171,8 +171,8 @@ class Console:
     def _load(self) -> Load:
         return Load(self.in_flight(), self.requests.answer_tokens().total())
 
-    def routers(self) -> list[APIRouter]:
-        """Return the routes of all pages."""
+    def routers(self) -> Iterator[APIRouter]:
+        """Yield the routes of all pages."""
         renderer = self._renderer
         table = ModelTable(self._views, self._activities.of)
         overview = Overview(self._views, table, self._history, self._memory, self._events)
@@ -182,48 +182,44 @@ class Console:
             "models": live_models(renderer, table),
             "engines": live_engines(renderer, self._views),
         }
-        pages = [
-            Frame(
-                self._sign_in,
-                renderer,
-                live,
-                self._drain,
-                self.metrics,
-                self.root_path,
-                self.audit,
-                self._oidc,
-                self.acts,
-            ).router(),
-            *(() if self._oidc is None else (self._oidc.router(),)),
-            *self._own_key_routers(),
-            find_router(QuickFind(self.catalogue, self.key_store, self.requests)),
-            overview_router(renderer, overview, self.minutes, steps),
-            models_router(renderer, self._views, table, self._plans),
-            engines_router(renderer, self._views),
-            self._request_pages().router(),
-            self._capture_pages().router(),
-            playground_router(renderer, self.catalogue, self.price_of),
-            keys_pages(self._key_pages()),
-            owner_pages(self._owner_pages()),
-            account_pages(self._account_pages()),
-            AuditPages(renderer, self.audit).router(),
-            configuration_pages(renderer, self.settings),
-            usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
-        ]
+        yield Frame(
+            self._sign_in,
+            renderer,
+            live,
+            self._drain,
+            self.metrics,
+            self.root_path,
+            self.audit,
+            self._oidc,
+            self.acts,
+        ).router()
+        if self._oidc is not None:
+            yield self._oidc.router()
+        yield from self._own_key_routers()
+        yield find_router(QuickFind(self.catalogue, self.key_store, self.requests))
+        yield overview_router(renderer, overview, self.minutes, steps)
+        yield models_router(renderer, self._views, table, self._plans)
+        yield engines_router(renderer, self._views)
+        yield self._request_pages().router()
+        yield self._capture_pages().router()
+        yield playground_router(renderer, self.catalogue, self.price_of)
+        yield keys_pages(self._key_pages())
+        yield owner_pages(self._owner_pages())
+        yield account_pages(self._account_pages())
+        yield AuditPages(renderer, self.audit).router()
+        yield configuration_pages(renderer, self.settings)
+        yield usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue))
         if self.editor is not None:
-            pages.append(
-                model_edit_pages(
-                    ModelEditPages(
-                        renderer,
-                        self.editor,
-                        self._plans,
-                        self._views,
-                        LocalModels(self.settings),
-                        RemoteModels(),
-                    )
+            yield model_edit_pages(
+                ModelEditPages(
+                    renderer,
+                    self.editor,
+                    self._plans,
+                    self._views,
+                    LocalModels(self.settings),
+                    RemoteModels(),
                 )
             )
-        return pages
 
     def _request_pages(self) -> RequestPages:
         regions = RequestRegions(self._renderer, self.requests, self._names)

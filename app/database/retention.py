@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
-from sqlalchemy import Column, delete, select
+from sqlalchemy import Column, Connection, delete, select
 
 from app.database.database import Database
+from app.database.lanes import Lane
 
 # Rows per transaction, and the pause between two transactions.
 CHUNK = 500
@@ -24,11 +25,15 @@ async def delete_before(
         # Gateways that delete at the same time take different rows; SQLite has one writer.
         .with_for_update(skip_locked=True)
     )
-    deleted = 0
+    statement = delete(row_id.table).where(row_id.in_(old))
+
+    def delete_chunk(connection: Connection) -> int:
+        return connection.execute(statement).rowcount
+
+    total = 0
     while True:
-        async with database.write() as connection:
-            done = await connection.execute(delete(row_id.table).where(row_id.in_(old)))
-        deleted += done.rowcount
-        if done.rowcount < CHUNK:
-            return deleted
+        deleted = await database.transact(delete_chunk, Lane.PAGES)
+        total += deleted
+        if deleted < CHUNK:
+            return total
         await asyncio.sleep(PAUSE_S)

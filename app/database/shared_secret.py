@@ -4,8 +4,7 @@ import asyncio
 import logging
 import secrets
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, select
 
 from app.database import schema
 from app.database.database import RETRY_S, Database
@@ -29,6 +28,7 @@ class SharedSecret:
         self._database = database
         self._name = name
         self._retry_s = retry_s
+        self._query = select(schema.secrets.c.value).where(schema.secrets.c.name == name)
         # The shared bytes; private ones while `shared` is false.
         self.value = secrets.token_bytes(LENGTH)
         self._shared = False
@@ -45,16 +45,8 @@ class SharedSecret:
         """Read the shared bytes, or share this process's own. Raises DatabaseError."""
         if self._shared:
             return
-        async with self._database.read(Lane.REQUESTS) as connection:
-            found = await self._read(connection)
-        if found is None:
-            async with self._database.write(Lane.REQUESTS) as connection:
-                made = dialect_insert(schema.secrets, self._database.dialect).values(
-                    name=self._name, value=self.value
-                )
-                await connection.execute(made.on_conflict_do_nothing())
-                found = await self._read(connection)  # another gateway may have been first
-        assert found is not None
+        rows = await self._database.fetch(self._query)
+        found = rows[0].value if rows else await self._database.transact(self._share, Lane.REQUESTS)
         self.value, self._shared = found, True
 
     async def run(self) -> None:
@@ -71,8 +63,11 @@ class SharedSecret:
         if waited:
             log.info("secret %s loaded", self._name)
 
-    async def _read(self, connection: AsyncConnection) -> bytes | None:
-        value = schema.secrets.c.value
-        query = select(value).where(schema.secrets.c.name == self._name)
-        found: bytes | None = (await connection.execute(query)).scalar_one_or_none()
+    def _share(self, connection: Connection) -> bytes:
+        """Store this process's own bytes, unless another gateway was first; return the stored."""
+        made = dialect_insert(schema.secrets, self._database.dialect).values(
+            name=self._name, value=self.value
+        )
+        connection.execute(made.on_conflict_do_nothing())
+        found: bytes = connection.execute(self._query).scalar_one()
         return found

@@ -1,7 +1,7 @@
 """Starts of gateways in a test's own process, without what each of them would build again."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from ssl import SSLContext
 from types import CodeType
@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
+from prometheus_client.registry import Collector, CollectorRegistry
 from sqlalchemy import Engine
 from sqlalchemy.util import LRUCache
 from starlette.routing import BaseRoute, compile_path
@@ -22,12 +23,16 @@ from app import http_application
 from app.api import error_responses
 from app.console import rendering
 from app.telemetry.metrics import gateway_series
+from app.telemetry.metrics.series import Registry, Series
 
+_get_names: Callable[[Registry, Collector], list[str]] = vars(CollectorRegistry)["_get_names"]
+_names_of_series: dict[tuple[type, str], list[str]] = {}
 _fastapi = http_application._fastapi
 _build = APIRoute.__init__
 _compile_path = cache(compile_path)
 _make_context = httpx.create_ssl_context
 _default_context = cache(lambda *_authorities: _make_context())
+_unverified_context = cache(lambda: _make_context(verify=False))
 _response = cache(error_responses._response)
 
 
@@ -47,6 +52,7 @@ def make_starts_cheap() -> None:
     vars(error_responses)["_response"] = _copied_response
     vars(httpx._transports.default)["create_ssl_context"] = _context
     setattr(Engine, "_compiled_cache", _OneCache())  # noqa: B010
+    setattr(Registry, "_get_names", _names)  # noqa: B010
     vars(typer.testing)["_get_command"] = cache(get_command)
 
 
@@ -85,6 +91,8 @@ def _without_routes(routers: Iterable[APIRouter], **options: Any) -> FastAPI:
 def _context(
     verify: SSLContext | str | bool = True, cert: Any = None, trust_env: bool = True
 ) -> SSLContext:
+    if verify is False and cert is None:
+        return _unverified_context()
     if verify is not True or cert is not None or not trust_env:
         return _make_context(verify, cert, trust_env)
     return _default_context(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
@@ -108,6 +116,16 @@ def _build_at_first_use(route: APIRoute, name: str) -> Any:
         raise AttributeError(name, name=name, obj=route)
     _build(route, route.path, route.endpoint, **options)
     return getattr(route, name)
+
+
+def _names(registry: Registry, collector: Collector) -> list[str]:
+    """Return the names that a series takes: they follow from its kind and its name."""
+    if not isinstance(collector, Series):
+        return _get_names(registry, collector)
+    key = type(collector), collector.name
+    if key not in _names_of_series:
+        _names_of_series[key] = _get_names(registry, collector)
+    return _names_of_series[key]
 
 
 class _CompiledTemplates(BytecodeCache):

@@ -174,6 +174,7 @@ async def running(
             headers=AUTH,
             timeout=20,
             verify=False,  # certificates take longer to load than a request takes
+            trust_env=False,  # proxies of the environment
         ) as client:
             yield Gateway(state, port, client, server.server_state, metrics_port, certificate)
     finally:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +32,7 @@ from app.database.errors import (
     translate,
 )
 from app.database.lanes import CONNECT_PATIENCE, CONNECTIONS, Lane, LaneSlots
-from app.database.migrate import NewerTables, is_current, is_made, upgrade
+from app.database.migrate import NewerTables, has_newest_tables, is_current, is_made, upgrade
 from app.database.sqlite_file import disk_fault, make_private
 from app.deadline import deadline
 
@@ -81,9 +82,8 @@ class Database:
         self._migrated = False
         self._opening: asyncio.Task[None] | None = None
         # The connection of `version`. It writes nothing: data_version ignores one's own commits.
-        self._observer: AsyncConnection | None = None
+        self._observer: Connection | None = None
         self._observers = 0  # opened so far; versions of two connections cannot be compared
-        self._observer_lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
@@ -114,9 +114,18 @@ class Database:
                 raise DatabaseUnavailable(f"{file}: {error.strerror}") from None
             except sqlite3.Error as error:
                 raise DatabaseUnavailable(f"{file}: {error}") from None
-        async with self._translated(self._deadline_s):
-            self._migrated = await is_current(self._engine)
+        threaded = self._threaded
+        if threaded is None:
+            async with self._translated(self._deadline_s):
+                self._migrated = await is_current(self._engine)
             return self._migrated
+
+        def run() -> bool:
+            with threaded.connect() as connection:
+                return has_newest_tables(connection)
+
+        self._migrated = await self._visit(self._fetching, run, Lane.REQUESTS)
+        return self._migrated
 
     async def migrate(self) -> None:
         """Upgrade the tables to this version. Raises DatabaseError."""
@@ -163,14 +172,13 @@ class Database:
             async with asyncio.timeout(self._deadline_s):
                 while self._abandoned:
                     await asyncio.wait(self._abandoned)
-                with contextlib.suppress(*faults):
-                    if self._observer is not None:
-                        await self._observer.close()
                 await self._dispose()
                 # Last: what one of them writes may take longer.
                 for threads in (self._fetching, self._writing_thread):
                     await asyncio.to_thread(threads.shutdown, cancel_futures=True)
                 if self._threaded is not None:
+                    if self._observer is not None:
+                        self._observer.close()
                     self._threaded.dispose()
         # A statement whose caller was canceled continues in its thread, which then calls the loop;
         # so the thread must end before the loop does.
@@ -208,6 +216,7 @@ class Database:
         On SQLite it takes one visit to a thread, where a transaction of `read` makes a dozen: each
         takes two turns of the event loop, which may be busy.
         """
+        self._require_tables()
         threaded = self._threaded
         if threaded is None:
             async with self.read(lane) as connection:
@@ -224,6 +233,7 @@ class Database:
 
         On SQLite it takes one visit to a thread, as `fetch` does: half the CPU time of a dozen.
         """
+        self._require_tables()
         threaded = self._threaded
         if threaded is None:
             async with self.write(lane) as connection:
@@ -247,7 +257,6 @@ class Database:
     async def _visit(
         self, thread: ThreadPoolExecutor, function: Callable[[], ResultT], lane: Lane
     ) -> ResultT:
-        self._require_tables()
         async with self._translated(self._deadline_s * lane.patience):
             return await asyncio.get_running_loop().run_in_executor(thread, function)
 
@@ -307,23 +316,26 @@ class Database:
         a fifteenth of the cost of a transaction. Raises DatabaseError.
         """
         self._require_tables()
-        if self.dialect != "sqlite" or self._url.database in (None, "", ":memory:"):
+        threaded = self._threaded
+        if threaded is None:
             return None  # in memory there is one connection, whose own commits do not count
-        async with self._translated(self._deadline_s), self._observer_lock:
+
+        def run() -> tuple[int, int]:
             observer, self._observer = self._observer, None
             if observer is None:
-                async with contextlib.AsyncExitStack() as unopened:
-                    observer = await self._open(self._engine, unopened)
-                    unopened.pop_all()
+                observer = threaded.connect()
                 self._observers += 1
-            async with contextlib.AsyncExitStack() as undo:
-                undo.push_async_callback(observer.invalidate)
-                driver: Any = (await observer.get_raw_connection()).driver_connection
-                # One visit to the connection's thread; a transaction of SQLAlchemy's makes eight.
-                ((number,),) = await driver.execute_fetchall("PRAGMA data_version")
+            with contextlib.ExitStack() as undo:
+                undo.callback(observer.close)
+                undo.callback(observer.invalidate)
+                driver: Any = observer.connection.driver_connection
+                # Without SQLAlchemy, which would begin a transaction.
+                ((number,),) = driver.execute("PRAGMA data_version").fetchall()
                 undo.pop_all()
             self._observer = observer
             return self._observers, int(number)
+
+        return await self._visit(self._fetching, run, Lane.REQUESTS)
 
     def _require_tables(self) -> None:
         if not self._migrated:
@@ -355,7 +367,7 @@ def make_engine(url: str, deadline_s: float = DEADLINE_S) -> AsyncEngine:
     """Return connections to a database; nothing is connected yet."""
     options: dict[str, Any] = {}
     if make_url(url).database not in (None, "", ":memory:"):  # in memory there is no pool
-        # One more for what reads no tables: migrations, and then the observer of SQLite.
+        # One more for what reads no tables: migrations.
         options = {"pool_size": CONNECTIONS + 1, "max_overflow": 0, "pool_use_lifo": True}
     if url.startswith("postgresql"):
         options |= {
@@ -396,21 +408,35 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     if isinstance(connection, AdaptedConnection):  # one visit to its thread, not four for each
         connection.run_async(_set_pragmas)
     else:
-        connection.executescript(_PRAGMAS)
+        _set_pragmas_here(connection)
 
 
 async def _set_pragmas(connection: aiosqlite.Connection) -> None:
     """Set them when no other gateway does: SQLite waits for none that switches to WAL as well."""
-    clock = asyncio.get_running_loop().time
-    until = clock() + BUSY_TIMEOUT_MS / 1000
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
             await connection.executescript(_PRAGMAS)
             return
         except sqlite3.OperationalError as error:
-            if clock() > until or error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise
+            _raise_unless_busy(error, until)
         await asyncio.sleep(0.01)
+
+
+def _set_pragmas_here(connection: sqlite3.Connection) -> None:
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.executescript(_PRAGMAS)
+            return
+        except sqlite3.OperationalError as error:
+            _raise_unless_busy(error, until)
+        time.sleep(0.01)
+
+
+def _raise_unless_busy(error: sqlite3.OperationalError, until: float) -> None:
+    if time.monotonic() > until or error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+        raise error
 
 
 def _begin_sqlite(connection: Any) -> None:

@@ -31,7 +31,12 @@ def configuration() -> "Config":
 async def is_current(engine: AsyncEngine) -> bool:
     """Return whether the tables have this gateway's version. Raises NewerTables."""
     async with engine.connect() as connection:
-        return await connection.run_sync(_revision) == HEAD
+        return await connection.run_sync(has_newest_tables)
+
+
+def has_newest_tables(connection: Connection) -> bool:
+    """Return whether the tables have this gateway's version. Raises NewerTables."""
+    return _revision(connection) == HEAD
 
 
 async def is_made(engine: AsyncEngine) -> bool:

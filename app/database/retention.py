@@ -1,9 +1,10 @@
 """Deletes old rows in small transactions, between which other writers get their turn."""
 
 import asyncio
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Column, Connection, delete, select
+from sqlalchemy import Column, Connection, Delete, bindparam, delete, select
 
 from app.database.database import Database
 from app.database.lanes import Lane
@@ -17,18 +18,10 @@ async def delete_before(
     database: Database, row_id: "Column[Any]", time: "Column[Any]", before_ms: int
 ) -> int:
     """Delete the rows older than a time; return their number. Raises DatabaseError."""
-    old = (
-        select(row_id)
-        .where(time < before_ms)
-        .order_by(time)
-        .limit(CHUNK)
-        # Gateways that delete at the same time take different rows; SQLite has one writer.
-        .with_for_update(skip_locked=True)
-    )
-    statement = delete(row_id.table).where(row_id.in_(old))
+    statement = _deletion(row_id, time)
 
     def delete_chunk(connection: Connection) -> int:
-        return connection.execute(statement).rowcount
+        return connection.execute(statement, {"before_ms": before_ms}).rowcount
 
     total = 0
     while True:
@@ -37,3 +30,16 @@ async def delete_before(
         if deleted < CHUNK:
             return total
         await asyncio.sleep(PAUSE_S)
+
+
+@cache
+def _deletion(row_id: "Column[Any]", time: "Column[Any]") -> Delete:
+    old = (
+        select(row_id)
+        .where(time < bindparam("before_ms"))
+        .order_by(time)
+        .limit(CHUNK)
+        # Gateways that delete at the same time take different rows; SQLite has one writer.
+        .with_for_update(skip_locked=True)
+    )
+    return delete(row_id.table).where(row_id.in_(old))

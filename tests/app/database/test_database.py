@@ -423,8 +423,8 @@ async def test_data_version_never_repeats_across_an_error(tmp_path: Path) -> Non
     await database.migrate()
     before = await database.version()
     assert database._observer is not None
-    driver: Any = (await database._observer.get_raw_connection()).driver_connection
-    await driver._execute(driver._conn.close)
+    driver: Any = database._observer.connection.driver_connection
+    driver.close()
     with pytest.raises(DatabaseUnavailable, match="closed database"):
         await database.version()
     assert await database.version() not in (before, None)

@@ -15,7 +15,8 @@ ON_SHARED = (
     "tests/console/test_demo_model.py", "tests/contract/test_engine_contract.py::TestProcessOnVllm",
     "tests/contract/test_engine_contract.py::TestRemoteOnVllm",
     "tests/e2e/test_anthropic_sdk.py", "tests/e2e/test_cancellation.py",
-    "tests/e2e/test_continuation.py", "tests/e2e/test_engine_environment.py",
+    "tests/e2e/test_continuation.py", "tests/e2e/test_dashboards.py",
+    "tests/e2e/test_engine_environment.py",
     "tests/e2e/test_engine_facts.py", "tests/e2e/test_engines_page.py",
     "tests/e2e/test_ledger.py", "tests/e2e/test_openai_sdk.py", "tests/e2e/test_tenants.py",
     "tests/e2e/test_usage.py", "tests/e2e/test_wire.py",
@@ -39,7 +40,7 @@ DAMAGED_CLUSTERS = "tests/engines/ray/test_damaged_clusters.py"
 LONGEST = (
     "gateway", "tests/docs/test_commands.py", "tests/e2e/test_ray.py", "importing",
     "tests/e2e/test_lifecycle.py", "tests/e2e/test_in_process.py", "tests/e2e/test_generate.py",
-    "tests/e2e/test_dashboards.py", "tests/e2e/test_on_demand.py",
+    "tests/e2e/test_on_demand.py",
     "tests/contract/test_engine_contract.py::TestContainerOnVllm",
     "image", "tests/e2e/test_failing_starts.py",
     "tests/fleet/test_exactness.py", "ray", DAMAGED_CLUSTERS,

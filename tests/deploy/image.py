@@ -83,6 +83,11 @@ class Image:
         return _environment(self.target.env(), more)
 
     @property
+    def venv(self) -> Path:
+        """Its Python environment, seen from outside."""
+        return self.directory / "opt" / "venv"
+
+    @property
     def state(self) -> Path:
         """The volume for state, seen from outside."""
         return self.directory / STATE[1:]

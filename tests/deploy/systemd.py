@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import psutil
 
-from tests.deploy.image import ROOT, Image
+from tests.deploy.image import ROOT
 from tests.waiting import poll_until
 
 SYSTEMD = Path("/lib/systemd/systemd")
@@ -22,7 +22,7 @@ UNITS = ROOT / "deploy" / "systemd"
 NOTHING: Mapping[str, Path] = MappingProxyType({})
 
 # Everything is written to memory above this machine's root, which is only read. The unit's
-# program is the one that the image has.
+# program is the one of an environment.
 BOOT = """
 set -eu
 mount --make-rprivate /
@@ -101,18 +101,19 @@ class System:
 
 @contextmanager
 def booted(
-    image: Image, directory: Path, config: Path, secrets: Path, mounts: Mapping[str, Path] = NOTHING
+    venv: Path, directory: Path, config: Path, secrets: Path, mounts: Mapping[str, Path] = NOTHING
 ) -> Iterator[System]:
     """Run a systemd that knows the unit; `mounts` are directories of ours that it sees, and where.
 
-    The names of neither may have blanks.
+    The unit's Python environment, `venv`, has the paths of one in /opt/venv. No name may have
+    blanks.
     """
     work = directory / "system"
     work.mkdir()
     variables = {
         "WORK": work,
         "PYTHON": sys.base_prefix,
-        "VENV": image.directory / "opt" / "venv",
+        "VENV": venv,
         "UNITS": UNITS,
         "CONFIG": config,
         "SECRETS": secrets,

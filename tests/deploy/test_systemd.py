@@ -18,7 +18,7 @@ from app.fleet import STOP_GRACE_S
 from app.server.run import CLOSING_S
 from app.settings import ServerSettings
 from bench.restart_load import Clients, request
-from tests.deploy.image import STATE, Image
+from tests.deploy.image import ROOT, STATE, Image
 from tests.deploy.systemd import SYSTEMD, UNITS, booted
 from tests.e2e.deployment import ADMIN_KEY, ENGINE, KEY, START_S, UNLIMITED, demo_model
 from tests.gateway import chat, free_port, remote
@@ -133,7 +133,7 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
             }
         )
     )
-    with booted(image, tmp_path, config, secrets(tmp_path)) as system:
+    with booted(image.venv, tmp_path, config, secrets(tmp_path)) as system:
         assert system.systemctl("start") == 0, system.journal()
         poll_until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
         answer = chat(url, KEY)
@@ -188,7 +188,7 @@ async def test_restarts_under_the_socket_unit_refuse_no_connection(
     )
     # The image's own bytecode: the other test compiles all of it in the unit's cache directory.
     environment = secrets(tmp_path, PYTHONPYCACHEPREFIX="")
-    with booted(image, tmp_path, config, environment) as system:
+    with booted(image.venv, tmp_path, config, environment) as system:
         addresses = f"ListenStream=127.0.0.1:{port}\nListenStream=127.0.0.1:{metrics}\n"
         system.drop_in("vllm-gateway.socket", f"[Socket]\nListenStream=\n{addresses}")
         assert system.systemctl("start", "vllm-gateway.socket") == 0
@@ -231,10 +231,28 @@ def known_models(directory: Path) -> Path:
     return copy
 
 
+def environment_with_vllm(directory: Path) -> Path:
+    """Make an environment that has the packages of this one at /opt/packages; return its path.
+
+    An image would take as long to build as vLLM to start, and has no vLLM.
+    """
+    venv = directory / "venv"
+    packages = venv / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    packages.parent.mkdir(parents=True)
+    packages.symlink_to("/opt/packages")
+    (venv / "pyvenv.cfg").write_text("home = /usr/local/bin\n")
+    (venv / "bin").mkdir()
+    (venv / "bin" / "python").symlink_to(f"/usr/local/bin/python{sysconfig.get_python_version()}")
+    command = venv / "bin" / "vllm-gateway"
+    command.write_text("#!/opt/venv/bin/python\nfrom app.cli import main\nmain()\n")
+    command.chmod(0o755)
+    return venv
+
+
 @slow
 @pytest.mark.vllm
 @bootable
-def test_real_vllm_serves_within_all_of_the_hardening(image: Image, tmp_path: Path) -> None:
+def test_real_vllm_serves_within_all_of_the_hardening(tmp_path: Path) -> None:
     """vLLM's CPU build starts, answers, shuts down gracefully and leaves nothing behind."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -248,20 +266,22 @@ def test_real_vllm_serves_within_all_of_the_hardening(image: Image, tmp_path: Pa
         )
     )
     known = known_models(tmp_path)
-    # The image is the one in front of remote engines; vLLM is where `make setup` put it.
+    # Packages are where `make setup` put them; the gateway is not installed there, but linked.
     mounts = {
         "/srv/demo-model": demo_model(),
-        "/opt/engines": Path(sysconfig.get_path("purelib")),
+        "/opt/packages": Path(sysconfig.get_path("purelib")),
+        "/opt/gateway": ROOT,
         "/opt/known": known,
     }
-    # Its bytecode is beside it, where earlier tests have left it.
+    # Bytecode is next to the modules, where earlier tests have left it.
     environment = secrets(
         tmp_path,
-        PYTHONPATH="/opt/engines",
+        PYTHONPATH="/opt/gateway",
         PYTHONPYCACHEPREFIX="",
         VLLM_CACHE_ROOT="/opt/known",
     )
-    with booted(image, tmp_path, config, environment, mounts) as system:
+    venv = environment_with_vllm(tmp_path)
+    with booted(venv, tmp_path, config, environment, mounts) as system:
         assert system.systemctl("start") == 0, system.journal()
 
         def ready() -> bool:

@@ -3,8 +3,8 @@
 import json
 import socket
 import socketserver
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -66,17 +66,21 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         pass
 
 
+@contextmanager
+def line_to(gateway: Deployment, cut: Event) -> Iterator[str]:
+    """Run lines to the engine of the shared gateway; the value is their URL."""
+    with Lines(gateway.run_dir / "demo-0" / "http.sock", cut) as lines:
+        Thread(target=lines.serve_forever, daemon=True).start()
+        yield lines.url
+        lines.shutdown()
+
+
 @pytest.fixture
 async def two_lines(gateway: Deployment, tmp_path: Path) -> AsyncIterator[tuple[Gateway, Event]]:
     """A gateway of its own on two lines to the engine, and what has one of them cut."""
     cut = Event()
     with ExitStack() as ends:
-        urls = []
-        for _ in range(2):
-            lines = ends.enter_context(Lines(gateway.run_dir / "demo-0" / "http.sock", cut))
-            Thread(target=lines.serve_forever, daemon=True).start()
-            ends.callback(lines.shutdown)
-            urls.append(lines.url)
+        urls = [ends.enter_context(line_to(gateway, cut)) for _ in range(2)]
         async with serving_demo(tmp_path, *urls) as running:
             yield running, cut
 

@@ -1,7 +1,8 @@
 """Every panel and every rule on a real Prometheus that scraped a gateway under load.
 
-The gateway has a real vLLM engine, Redis and PostgreSQL, and fake engines for what vLLM does not do
-on demand: die every few seconds, load in a second, close connections.
+The gateway has a line to the real vLLM engine of the shared gateway, Redis and PostgreSQL, and fake
+engines for what vLLM does not do on demand: die every few seconds, load in a second, close
+connections.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import asyncpg
@@ -20,9 +22,10 @@ import httpx
 import yaml
 
 from deploy.grafana.generate import DASHBOARDS
-from tests.e2e.deployment import ENGINE, KEY, ROOT, START_S, Deployment, demo_model, launch
+from tests.e2e.deployment import KEY, ROOT, START_S, Deployment, launch
 from tests.e2e.mixed_gateway import MIXED
 from tests.e2e.panels import Grafana, Window
+from tests.e2e.test_continuation import line_to
 from tests.fleet.fleet import ADMIN_KEY, fake_engine
 from tests.gateway import free_port, remote
 from tests.services import PostgresServer, PrometheusServer, RedisServer
@@ -43,7 +46,7 @@ def _fake(**flags: Any) -> dict[str, Any]:
     return {"kind": "process", "model": "fake", "args": args}
 
 
-def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
+def _configuration(directory: Path, port: int, vllm: str, fake: str) -> dict[str, Any]:
     servers = directory / "servers.json"
     # The second server does not respond.
     servers.write_text(json.dumps([fake, f"http://127.0.0.1:{free_port()}"]))
@@ -64,7 +67,7 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
             {
                 "name": "demo",
                 "aliases": ["gpt-4o-mini"],
-                "engines": [ENGINE],
+                "engines": [remote(vllm)],
                 "queue": {"max_in_flight": AT_ONCE, "max_waiting": 64},
                 "price": {"prompt": 1.0, "completion": 4.0},
             },
@@ -110,10 +113,10 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _gateway(directory: Path, fake: str, **secrets: str) -> Iterator[Deployment]:
+def _gateway(directory: Path, vllm: str, fake: str, **secrets: str) -> Iterator[Deployment]:
     """Run the gateway for the duration of the block."""
     file = directory / "gateway.yaml"
-    file.write_text(yaml.safe_dump(_configuration(directory, free_port(), fake)))
+    file.write_text(yaml.safe_dump(_configuration(directory, free_port(), vllm, fake)))
     variables = {"GATEWAY_ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT), **secrets}
     deployment = launch(file, command=MIXED, cwd=directory, variables=variables)
     try:
@@ -255,9 +258,9 @@ async def test_every_panel_shows_data_and_every_rule_is_evaluated(
     tmp_path: Path,
     redis_server: RedisServer,
     postgres_server: PostgresServer,
+    gateway: Deployment,
     show: Callable[[str], None],
 ) -> None:
-    demo_model()
     database = "dashboards"
     state = {
         "GATEWAY_STATE__DATABASE_URL": postgres_server.create(database),
@@ -266,13 +269,14 @@ async def test_every_panel_shows_data_and_every_rule_is_evaluated(
     }
     with ExitStack() as stack:
         fake = stack.enter_context(fake_engine(tmp_path))
-        gateway = stack.enter_context(_gateway(tmp_path, fake, **state))
-        prometheus = PrometheusServer(RULES, [f"127.0.0.1:{gateway.port}"])
+        vllm = stack.enter_context(line_to(gateway, Event()))
+        watched = stack.enter_context(_gateway(tmp_path, vllm, fake, **state))
+        prometheus = PrometheusServer(RULES, [f"127.0.0.1:{watched.port}"])
         stack.callback(prometheus.remove)
-        prometheus.start()  # engines restart while vLLM starts
-        await _until(lambda: _serves(gateway), gateway, START_S)
+        prometheus.start()
+        await _until(lambda: _serves(watched), watched, START_S)
         start = time.time()
-        load = Load(gateway, _keys(gateway))
+        load = Load(watched, _keys(watched))
         await load.run(LOAD_S)
         assert set(load.statuses) >= STATUSES, load.statuses
         end = time.time()

@@ -47,6 +47,10 @@ LOWEST_LOGPROB = -9999.0
 # What vLLM's validation errors append for its server.
 PARAMETER = re.compile(r" \(parameter=[^()]*, value=.*\)$")
 
+if __name__ == "__mp_main__":
+    # A process that vLLM spawns imports this module first, as in engines.inside.vllm_gateway_serve.
+    gc.set_threshold(5_000, 20, 20)
+
 
 class UserError(Exception):
     """An error that the user can mend, in one line."""

@@ -38,11 +38,11 @@ setup-dev: ## create .venv/ with the packages of the tests, too
 
 .PHONY: test
 test: setup-dev ## run all tests: with real vLLM, then the slow ones; next to both, the quick ones
-	@tests/install-services.sh && mkdir -p var
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync check demo-model
+	@tests/install-services.sh
 	@status=0; trap "exit 130" INT; \
 		nice -n 19 $(BIN)/python -m pytest -n $(HALF_THE_CORES) $(QUICK) >var/quick-tests.log 2>&1 & quick=$$!; \
 		trap "kill $$quick 2>/dev/null" EXIT; \
-		make --no-print-directory --jobs 2 --output-sync check demo-model || exit 1; \
 		$(BIN)/python -m pytest $(VLLM) || status=1; \
 		$(BIN)/python -m pytest $(SLOW) || status=1; \
 		wait $$quick || status=1; cat var/quick-tests.log; exit $$status

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, model_validator
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -54,7 +55,23 @@ class _Layered(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # The file's values are passed as init arguments, so they come last.
-        return env_settings, _DotEnv(settings_cls, dotenv_settings), init_settings
+        layers: list[PydanticBaseSettingsSource] = [init_settings]
+        if _sets_any(dotenv_settings, settings_cls):
+            layers.insert(0, _DotEnv(settings_cls, dotenv_settings))
+        if _sets_any(env_settings, settings_cls):
+            layers.insert(0, env_settings)
+        return tuple(layers)
+
+
+def _sets_any(source: PydanticBaseSettingsSource, settings: type[BaseSettings]) -> bool:
+    """Return whether a variable is a setting: to look each up takes longer than the file."""
+    assert isinstance(source, EnvSettingsSource)
+    prefix = PREFIX.lower()
+    return any(
+        name.startswith(prefix)
+        and name.removeprefix(prefix).partition("__")[0] in settings.model_fields
+        for name in source.env_vars
+    )
 
 
 class _DotEnv(InitSettingsSource):

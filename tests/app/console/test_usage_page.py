@@ -11,6 +11,7 @@ from app.usage import Usage
 from tests.app.console.visits import new_key, visiting
 from tests.app.usage.records import record
 from tests.gateway import KEY, Gateway, demo_gateway
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PAGE = "/console/usage"
@@ -21,8 +22,7 @@ async def use(gateway: Gateway, **fields: Any) -> None:
     """Write a record of usage, now."""
     gateway.state.ledger.end(*record(**fields))
     written = gateway.state.ledger.written
-    while gateway.state.ledger.written == written:
-        await gateway.client.get("/health")
+    await wait_until(lambda: gateway.state.ledger.written > written)
 
 
 gateway = demo_gateway(shared=True, model={"price": {"prompt": 2.0}}, usage={"currency": "EUR"})

@@ -27,7 +27,7 @@ from app.database.schema import budget_alerts, metadata, revision, usage_records
 from app.server.database import prepare_database
 from app.settings import ConfigError
 from app.usage import usage_report
-from tests.gateway import free_port, remote, settings_for
+from tests.gateway import free_port, make_tables, remote, settings_for
 from tests.services import PostgresServer
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -51,15 +51,31 @@ RECORD_OF_THE_PREVIOUS_VERSION = (
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
+async def database(tables_url: str) -> AsyncIterator[Database]:
+    """A database with its tables, not opened."""
+    database = Database(tables_url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def empty_database(database_url: str) -> AsyncIterator[Database]:
     database = Database(database_url)
     yield database
     await database.close()
 
 
+def sqlite_url(directory: Path) -> str:
+    """Return the URL of a new SQLite database with its tables."""
+    file = directory / "gateway.db"
+    make_tables(file)
+    return f"sqlite+aiosqlite:///{file}"
+
+
 # Alembic compares no index on an expression in SQLite, where there is none.
 @pytest.mark.filterwarnings("ignore:autogenerate skipping metadata-specified expression")
-async def test_migrations_create_the_tables_of_the_schema(database: Database) -> None:
+async def test_migrations_create_the_tables_of_the_schema(empty_database: Database) -> None:
+    database = empty_database
     await database.migrate()
 
     def differences(connection: Connection) -> list[object]:
@@ -290,7 +306,7 @@ class TestTransact:
         assert after == before
 
     async def test_on_sqlite_a_query_does_not_wait_for_a_writer(self, tmp_path: Path) -> None:
-        database = Database(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+        database = Database(sqlite_url(tmp_path))
         await database.migrate()
         written, go_on = asyncio.Event(), threading.Event()
         loop = asyncio.get_running_loop()
@@ -313,7 +329,7 @@ class TestTransact:
 
     async def test_on_sqlite_a_canceled_one_is_rolled_back(self, tmp_path: Path) -> None:
         """Else the ledger would write, in the end, what it has reported as lost."""
-        database = Database(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+        database = Database(sqlite_url(tmp_path))
         await database.migrate()
         written, go_on = threading.Event(), threading.Event()
 
@@ -397,7 +413,7 @@ async def test_a_transaction_that_raises_changes_nothing(database: Database) -> 
         assert (await connection.execute(text("SELECT value FROM revision"))).scalar() == 0
 
 
-async def test_data_version_is_stable_until_a_commit(database: Database, database_url: str) -> None:
+async def test_data_version_is_stable_until_a_commit(database: Database, tables_url: str) -> None:
     await database.migrate()
     before = await database.version()
     if database.dialect == "postgresql":
@@ -406,7 +422,7 @@ async def test_data_version_is_stable_until_a_commit(database: Database, databas
     async with database.read() as connection:
         await connection.execute(text("SELECT value FROM revision"))
     assert await database.version() == before
-    other = Database(database_url)  # the command line, say
+    other = Database(tables_url)  # the command line, say
     await other.migrate()
     for writer in (database, other):
         async with writer.write() as connection:
@@ -419,7 +435,7 @@ async def test_data_version_is_stable_until_a_commit(database: Database, databas
 
 
 async def test_data_version_never_repeats_across_an_error(tmp_path: Path) -> None:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    database = Database(sqlite_url(tmp_path))
     await database.migrate()
     before = await database.version()
     assert database._observer is not None
@@ -480,7 +496,7 @@ async def test_abandoned_connection_is_closed_with_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its thread would speak to a loop that may have ended."""
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=PATIENCE_S)
+    database = Database(sqlite_url(tmp_path), deadline_s=PATIENCE_S)
     await database.migrate()
     before = threading.active_count()
     asked, may_open = threading.Event(), threading.Event()
@@ -516,7 +532,7 @@ async def test_cancellation_is_raised_once_the_connection_is_back_in_the_pool(
     tmp_path: Path,
 ) -> None:
     """Else a connection could return to a pool that is closed already."""
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=PATIENCE_S)
+    database = Database(sqlite_url(tmp_path), deadline_s=PATIENCE_S)
     await database.migrate()
     used, may_go_on = asyncio.Event(), threading.Event()
 
@@ -546,7 +562,7 @@ async def test_cancellation_is_raised_once_the_connection_is_back_in_the_pool(
 async def test_close_that_a_slow_write_outlasts_ends_every_pooled_connection(
     tmp_path: Path,
 ) -> None:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    database = Database(sqlite_url(tmp_path))
     await database.migrate()
     async with database.read(Lane.REQUESTS), database.read(Lane.REQUESTS):
         pass
@@ -567,7 +583,7 @@ async def test_close_that_a_slow_write_outlasts_ends_every_pooled_connection(
 
 
 async def test_interrupted_close_ends_every_pooled_connection(tmp_path: Path) -> None:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    database = Database(sqlite_url(tmp_path))
     await database.migrate()
     async with contextlib.AsyncExitStack() as block:
         reading = (database.read(Lane.REQUESTS) for _ in range(3))
@@ -749,7 +765,7 @@ class TestLanes:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each would be a thread and descriptors beside the pool."""
-        database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+        database = Database(sqlite_url(tmp_path))
         await database.migrate()
         may_open = threading.Event()
         connect = sqlite3.connect
@@ -808,7 +824,7 @@ async def used(database: Database, lane: Lane) -> None:
 @pytest.mark.parametrize("kind", ["fetch", "read"])
 async def test_busy_event_loop_is_no_outage(tmp_path: Path, kind: str) -> None:
     """Each turn of the loop takes as long as the work of all connections that are ready."""
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=1.0)
+    database = Database(sqlite_url(tmp_path), deadline_s=1.0)
     await database.migrate()
     loop, turn_s, busy = asyncio.get_running_loop(), 0.7 if kind == "fetch" else 0.13, True
 

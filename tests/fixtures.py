@@ -55,7 +55,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     for hook in session.config.hook.pytest_runtest_logreport.get_hookimpls():
         if hasattr(hook.plugin, "sendevent"):  # the plugin of xdist's workers
-            hook.function = partial(_send_report, hook.function)
+            setattr(hook, "function", partial(_send_report, hook.function))  # noqa: B010
 
 
 def _send_report(send: Callable[..., object], report: pytest.TestReport) -> None:

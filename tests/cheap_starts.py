@@ -42,6 +42,7 @@ def make_starts_cheap() -> None:
     All routes are most of a start's CPU time, and all templates, at the first page, several starts.
     Clients of HTTP share the authorities that they trust, which take as long to load. Databases
     compile each statement once, and runs of the command-line interface make all commands once.
+    A value of the metrics is read without building all others.
     """
     for name, member in {"__init__": _defer, "__getattr__": _build_at_first_use}.items():
         setattr(APIRoute, name, member)
@@ -52,7 +53,8 @@ def make_starts_cheap() -> None:
     vars(error_responses)["_response"] = _copied_response
     vars(httpx._transports.default)["create_ssl_context"] = _context
     setattr(Engine, "_compiled_cache", _OneCache())  # noqa: B010
-    setattr(Registry, "_get_names", _names)  # noqa: B010
+    for name, member in {"_get_names": _names, "get_sample_value": _value}.items():
+        setattr(Registry, name, member)
     vars(typer.testing)["_get_command"] = cache(get_command)
 
 
@@ -126,6 +128,16 @@ def _names(registry: Registry, collector: Collector) -> list[str]:
     if key not in _names_of_series:
         _names_of_series[key] = _get_names(registry, collector)
     return _names_of_series[key]
+
+
+def _value(registry: Registry, name: str, labels: dict[str, str] | None = None) -> float | None:
+    """Return the value of one sample, of whose series alone all samples are built."""
+    registry._read()
+    for family in registry.restricted_registry([name]).collect():
+        for sample in family.samples:
+            if (sample.name, sample.labels) == (name, labels or {}):
+                return sample.value
+    return None
 
 
 class _CompiledTemplates(BytecodeCache):

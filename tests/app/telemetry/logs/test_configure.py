@@ -14,6 +14,7 @@ import pytest
 from app.settings import ConfigError, LogSettings
 from app.telemetry.logs.configure import check_log_file, configured_log, is_json
 from app.telemetry.logs.formatter import line_formatter
+from tests.app.log_levels import restored_levels
 
 KEY = "sk-canary-0123456789abcdef"
 log = logging.getLogger("app.relay.attempts")
@@ -23,13 +24,9 @@ log = logging.getLogger("app.relay.attempts")
 def restore_logging() -> Iterator[None]:
     """Restore handlers and levels, which are global to the process."""
     handlers = logging.root.handlers[:]
-    names = ["root", "access", *logging.root.manager.loggerDict]
-    levels = {name: logging.getLogger(name).level for name in names}
-    yield
+    with restored_levels():
+        yield
     logging.root.handlers[:] = handlers
-    for name in ("access", *logging.root.manager.loggerDict):
-        logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
-    logging.root.setLevel(levels["root"])
 
 
 def record(message: str, *args: object, level: int = logging.INFO, **more: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from app.settings import LogSettings
 from app.settings.log_names import ACCESS, ROOT, SUBSYSTEMS, check_log_name
 from app.telemetry.logs.levels import Levels
+from tests.app.log_levels import restored_levels
 
 SOURCES = Path(__file__).parents[4]
 LOGGERS = sorted({logger for loggers in SUBSYSTEMS.values() for logger in loggers} - {ROOT, ACCESS})
@@ -19,11 +20,8 @@ LOGGERS = sorted({logger for loggers in SUBSYSTEMS.values() for logger in logger
 @pytest.fixture(autouse=True)
 def restore_levels() -> Iterator[None]:
     """Restore the levels of all loggers, which are global to the process."""
-    names = [ROOT, ACCESS, *LOGGERS, *logging.root.manager.loggerDict]
-    levels = {name: logging.getLogger(name).level for name in names}
-    yield
-    for name in {*levels, *logging.root.manager.loggerDict}:
-        logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+    with restored_levels(*LOGGERS):
+        yield
 
 
 def module_loggers() -> Iterator[str]:

@@ -30,10 +30,14 @@ from tests.fleet.fleet import ADMIN_KEY, fake_engine
 from tests.gateway import free_port, remote
 from tests.services import PostgresServer, PrometheusServer, RedisServer
 
-# The load lasts at least LOAD_S and until every status was seen, at most MAX_LOAD_S.
+# The load lasts at least LOAD_S and until every status was seen and enough streams have gone on, at
+# most MAX_LOAD_S.
 LOAD_S, MAX_LOAD_S = 20.0, 150.0
 SHORT = [{"role": "user", "content": "Hello!"}]
 STATUSES = {200, 401, 404, 429, 500, 502}
+# A rate needs more than the first, and a look of Prometheus after the last.
+CONTINUED, LOOK_S = 2, 2.0
+GAPS = 'gateway_continuation_gap_seconds_count{model="brittle"} '
 RULES = ROOT / "deploy" / "prometheus"
 # vLLM reports the size of its weights on a GPU only, and the gateway here serves plain HTTP.
 NOT_HERE = ("gateway_engine_weights_gib", "gateway_tls_certificate_expiry")
@@ -149,6 +153,7 @@ class Load:
         self._url = deployment.url
         self._keys = keys
         self.statuses: dict[int, int] = {}
+        self._continued = False
 
     async def run(self, seconds: float) -> None:
         """Send requests for `seconds` at least; return when every response has arrived."""
@@ -174,13 +179,29 @@ class Load:
             # Longer than the model takes to be unloaded.
             self._ask(team, "cold", pause=2.5),
             self._disconnect(team),
+            self._watch_continuations(),
         ]
         async with httpx.AsyncClient(base_url=self._url, timeout=60) as self._client:
             await asyncio.gather(*clients)
 
     def _over(self) -> bool:
         passed = time.monotonic() - self._began
-        return passed > (self._seconds if set(self.statuses) >= STATUSES else MAX_LOAD_S)
+        complete = set(self.statuses) >= STATUSES and self._continued
+        return passed > (self._seconds if complete else MAX_LOAD_S)
+
+    async def _watch_continuations(self) -> None:
+        """Return when enough streams of the engine that dies have gone on."""
+        continued = 0.0
+        while continued < CONTINUED and not self._over():
+            await asyncio.sleep(0.5)
+            page = (await self._client.get("/metrics")).text
+            continued = sum(
+                float(line.removeprefix(GAPS))
+                for line in page.splitlines()
+                if line.startswith(GAPS)
+            )
+        await asyncio.sleep(LOOK_S)
+        self._continued = True
 
     async def _ask(self, key: str | None, model: str, *, pause: float = 0.0, **fields: Any) -> None:
         for number in count():

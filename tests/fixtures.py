@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +43,6 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run every test on the loop of production."""
     return {"uvloop": uvloop.new_event_loop}
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Have a worker send no report of a setup or teardown that passed.
-
-    They are two thirds of all reports, and only `--durations` shows them.
-    """
-    if session.config.option.durations is not None:
-        return
-    for hook in session.config.hook.pytest_runtest_logreport.get_hookimpls():
-        if hasattr(hook.plugin, "sendevent"):  # the plugin of xdist's workers
-            setattr(hook, "function", partial(_send_report, hook.function))  # noqa: B010
-
-
-def _send_report(send: Callable[..., object], report: pytest.TestReport) -> None:
-    if report.when == "call" or not report.passed:
-        send(report)
 
 
 # What the shared gateway needs, until the last test on it has ended.

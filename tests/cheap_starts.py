@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from ssl import SSLContext
+from threading import Lock
 from types import CodeType
 from typing import Any
 
@@ -64,6 +65,7 @@ class _RoutesAsNeeded(list[BaseRoute]):
     def __init__(self, routers: Iterable[APIRouter]) -> None:
         super().__init__()
         self._routers = iter(routers)
+        self._making = Lock()  # a document of all routes is made in a thread
 
     def __iter__(self) -> Iterator[BaseRoute]:
         place = 0
@@ -77,11 +79,12 @@ class _RoutesAsNeeded(list[BaseRoute]):
         return super().__len__()
 
     def _make_more(self) -> bool:
-        for router in self._routers:
-            if router.routes:
-                self.extend(router.routes)
-                return True
-        return False
+        with self._making:
+            for router in self._routers:
+                if router.routes:
+                    self.extend(router.routes)
+                    return True
+            return False
 
 
 def _without_routes(routers: Iterable[APIRouter], **options: Any) -> FastAPI:

@@ -24,6 +24,8 @@ from app.database.schema import captures
 
 # Retention is exact for those who read, and this late in the file.
 RETENTION_EVERY_S = 60.0
+# Of up to 4 MiB each: more would not be deleted within the deadline of a transaction.
+DELETED_AT_ONCE = 64
 # Rows that are looked at to make room for one.
 _OLDEST = 1000
 
@@ -90,7 +92,7 @@ class CaptureStore:
     async def delete_expired(self) -> int:
         """Delete captures at the end of their retention; return their number."""
         return await delete_before(
-            self.database, _COLUMNS.id, _COLUMNS.expires_ms, self.now_ms() + 1
+            self.database, _COLUMNS.id, _COLUMNS.expires_ms, self.now_ms() + 1, DELETED_AT_ONCE
         )
 
     async def run(self) -> None:

@@ -64,7 +64,7 @@ class MinuteRecorder:
     async def _hour_before(self, first: Reading) -> list[Sample]:
         """Return the stored hour before a reading, by its clock. Raises DatabaseError."""
         now = self._clock()
-        stored = samples_of_minutes(await self._minutes.read_few(now - SPAN_S), step=1)
+        stored = samples_of_minutes(await self._minutes.read_few(now - SPAN_S, now), step=1)
         # Each minute as so many samples that they are connected as those of readings are.
         backs = [back * INTERVAL_S for back in reversed(range(int(MINUTE_S / INTERVAL_S)))]
         return [

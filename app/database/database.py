@@ -174,12 +174,15 @@ class Database:
                     await asyncio.wait(self._abandoned)
                 await self._dispose()
                 # Last: what one of them writes may take longer.
-                for threads in (self._fetching, self._writing_thread):
-                    await asyncio.to_thread(threads.shutdown, cancel_futures=True)
-                if self._threaded is not None:
-                    if self._observer is not None:
-                        self._observer.close()
-                    self._threaded.dispose()
+                threads = self._fetching, self._writing_thread
+                for one in threads:
+                    one.shutdown(wait=False, cancel_futures=True)
+                for one in threads:
+                    await asyncio.to_thread(one.shutdown)
+        if self._threaded is not None:
+            if self._observer is not None:
+                self._observer.close()
+            self._threaded.dispose()
         # A statement whose caller was canceled continues in its thread, which then calls the loop;
         # so the thread must end before the loop does.
         for thread in list(self._threads):
@@ -203,7 +206,8 @@ class Database:
 
     def _new_connection(self, *arguments: Any, **options: Any) -> aiosqlite.Connection:
         """Return a connection to be awaited; record its thread even if opening is canceled."""
-        options["cached_statements"] = CACHED_STATEMENTS
+        # As long as for the switch to WAL, of which the driver's own 5 s is more than a deadline.
+        options |= {"cached_statements": CACHED_STATEMENTS, "timeout": BUSY_TIMEOUT_MS / 1000}
         connection = aiosqlite.connect(*arguments, **options)
         thread = connection._thread  # SQLAlchemy does the same
         thread.daemon = True
@@ -396,7 +400,7 @@ def _threaded_engine(url: URL) -> Engine | None:
     """Return the engine of `fetch` and `transact`; None: there is no file of SQLite."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
-    options = {"cached_statements": CACHED_STATEMENTS}
+    options = {"cached_statements": CACHED_STATEMENTS, "timeout": BUSY_TIMEOUT_MS / 1000}
     engine = create_engine(url.set(drivername="sqlite"), hide_parameters=True, connect_args=options)
     event.listen(engine, "connect", _prepare_sqlite)
     return engine

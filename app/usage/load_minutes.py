@@ -73,10 +73,11 @@ class LoadMinutes:
                 await asyncio.sleep(0)
         return list(sums.values())
 
-    async def read_few(self, since_s: float) -> Sequence[LoadMinute]:
-        """Return the minutes since a time that is an hour ago at most, in one short query."""
+    async def read_few(self, since_s: float, until_s: float) -> Sequence[LoadMinute]:
+        """Return the minutes between two times, an hour apart at most, in one short query."""
         sums: dict[int, LoadMinute] = {}
-        rows = await self.database.fetch(_minutes_since(since_s), Lane.PAGES)
+        some = _minutes_since(since_s).where(load_minutes.c.minute <= int(until_s // 60))
+        rows = await self.database.fetch(some, Lane.PAGES)
         for start in range(0, len(rows), ROWS):
             _add(rows[start : start + ROWS], sums)
             await asyncio.sleep(0)

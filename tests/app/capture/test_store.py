@@ -1,6 +1,9 @@
 """The table of captures: whose captures replace whose, and until when they are kept."""
 
 import os
+from unittest.mock import Mock
+
+import pytest
 
 from app.audit import Actor
 from app.capture import CaptureFilter, CaptureReader, CaptureStore, Sealer
@@ -81,6 +84,20 @@ async def test_nothing_survives_its_retention(database: Database) -> None:
     clock.now_s += 20
     assert await store.add([row(3, kept_s=10)], 9 * SIZE, 9 * SIZE) == 0, "it waited for too long"
     assert await store.delete_expired() == 1
+
+
+async def test_retention_takes_few_of_the_largest_at_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.capture.store.DELETED_AT_ONCE", 2)
+    transactions = Mock(wraps=database.transact)
+    monkeypatch.setattr(database, "transact", transactions)
+    clock = Clock()
+    store = CaptureStore(database, clock)
+    await store.add([row(number) for number in range(5)], 9 * SIZE, 9 * SIZE)
+    clock.now_s += 101
+    assert await store.delete_expired() == 5
+    assert transactions.call_count == 3
 
 
 async def test_row_of_another_is_not_shown_as_one_s_own(database: Database) -> None:

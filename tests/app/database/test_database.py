@@ -21,7 +21,14 @@ from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.auth import KeyStore
-from app.database import Database, DatabaseBusy, DatabaseUnavailable, Lane, NewerDatabase
+from app.database import (
+    Database,
+    DatabaseBusy,
+    DatabaseLocked,
+    DatabaseUnavailable,
+    Lane,
+    NewerDatabase,
+)
 from app.database.migrate import HEAD, configuration
 from app.database.schema import budget_alerts, metadata, revision, usage_records
 from app.server.database import prepare_database
@@ -573,13 +580,17 @@ async def test_close_that_a_slow_write_outlasts_ends_every_pooled_connection(
         begun.set()
         may_end.wait(PATIENCE_S)
 
+    await database.version()  # its connection is kept
     writing = asyncio.create_task(database.transact(write_slowly, Lane.BACKGROUND))
     await asyncio.to_thread(begun.wait, PATIENCE_S)
     writing.cancel()
     await database.close()
     alive = [thread for thread in database._threads if thread.is_alive()]
+    observer = database._observer
     may_end.set()
     assert not alive
+    assert observer is not None
+    assert observer.closed
 
 
 async def test_interrupted_close_ends_every_pooled_connection(tmp_path: Path) -> None:
@@ -601,6 +612,21 @@ async def test_interrupted_close_ends_every_pooled_connection(tmp_path: Path) ->
         with pytest.raises(ValueError, match=r"closed|no active connection"):
             await driver.execute("SELECT 1")
     await wait_until(lambda: not any(driver._thread.is_alive() for driver in drivers))
+
+
+async def test_file_that_another_program_holds_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's own wait is longer than the deadline, after which nothing is known."""
+    monkeypatch.setattr("app.database.database.BUSY_TIMEOUT_MS", 50)
+    with contextlib.closing(
+        sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)
+    ) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        database = Database(sqlite_url(tmp_path))
+        with pytest.raises(DatabaseLocked):
+            await database.migrate()
+        await database.close()
 
 
 async def test_file_of_another_format_is_unavailable(tmp_path: Path) -> None:

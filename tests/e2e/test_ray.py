@@ -77,6 +77,8 @@ def gateway(
         until_ready(deployment)
         yield deployment
     except BaseException:
+        deployment.process.kill()  # else it starts the engine again
+        deployment.process.wait()
         for pid in pids(deployment).values():
             with suppress(psutil.NoSuchProcess):  # the guardian ends the others, too
                 for process in family(pid):
@@ -232,7 +234,8 @@ def assert_hang_up_ends_generation(client: httpx.Client) -> None:
     long = {**QUESTION, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 1, "n": ANSWERS}
     streamed = {**long, "stream": True}
     with client.stream("POST", "/v1/chat/completions", json=streamed) as response:
-        assert next(response.iter_lines())
+        lines = response.iter_lines()  # the client leaves when nothing refers to it
+        assert next(lines)
         poll_until(lambda: running() > 0, 10)
     poll_until(lambda: not running(), 30)
     before = generated()

@@ -132,7 +132,8 @@ async def test_canceled_stream_settles_what_the_client_saw(gateway: Gateway, fak
     body = {**CHAT, "max_tokens": 9000, "stream": True, "fake": "pace:1"}
     async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200
-        await anext(answer.aiter_raw())
+        pieces = answer.aiter_raw()  # the client leaves when nothing refers to it
+        await anext(pieces)
         assert await left(gateway) < 3000
     await fake.until_idle()
     await gateway.state.admission.wait_until_idle()

@@ -180,8 +180,9 @@ class Database:
                 for one in threads:
                     await asyncio.to_thread(one.shutdown)
         if self._threaded is not None:
-            if self._observer is not None:
-                self._observer.close()
+            with contextlib.suppress(*faults):
+                if self._observer is not None:
+                    self._observer.close()
             self._threaded.dispose()
         # A statement whose caller was canceled continues in its thread, which then calls the loop;
         # so the thread must end before the loop does.

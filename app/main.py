@@ -346,6 +346,7 @@ def _services(
         stored=stores.responses,
         in_flight=callers.in_flight,
         captures=CaptureWriter(stores.captures, observers.metrics, callers.ledger.gateway),
+        is_about_to_start=engines.lifecycle.is_about_to_start,
     )
 
 

@@ -112,6 +112,8 @@ class EngineLifecycle:
         self._run_dir = run_dir
         self._in_force = in_force
         self._task: asyncio.Task[None] | None = None
+        # The engines that this gateway is going to start, until they are asked to.
+        self._unasked: set[Engine] = set()
         # Set when every engine that starts with the gateway has been READY or FAILED.
         self.engines_tried = asyncio.Event()
         # Set when an engine is READY, or none of the first will be by a restart. While these find
@@ -127,7 +129,15 @@ class EngineLifecycle:
 
     def start(self) -> None:
         """Start the engines in the background, so that /health answers meanwhile."""
+        self._unasked = {r.engine for m, r in self._catalogue.replicas() if not m.on_demand}
         self._task = asyncio.create_task(self._start_all(), name="start engines")
+
+    def is_about_to_start(self, engine: Engine) -> bool:
+        """Return whether an engine has yet to be asked to start.
+
+        Before that, what an earlier gateway left is ended. Requests wait as for a start.
+        """
+        return engine in self._unasked and engine.capabilities.managed
 
     async def wait_for_running_engines(self) -> None:
         """Return when engines that run already are found, or RUNNING_ENGINES_S later.
@@ -160,6 +170,7 @@ class EngineLifecycle:
         """Stop starting engines; those that were started go on."""
         if self._task is not None:
             self._task.cancel()
+            self._unasked.clear()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def release_engines(self) -> None:
@@ -201,6 +212,7 @@ class EngineLifecycle:
         return set(catalogue.engines) == set(started) and all(e.given_up for e in started)
 
     async def _start(self, model: str, engine: Engine) -> None:
+        self._unasked.discard(engine)
         try:
             await ensure_ready(engine)
         except EngineNotReady as error:

@@ -1,5 +1,6 @@
 """The services that the relay calls for each request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.admission import Admission
@@ -16,7 +17,7 @@ from app.routing import Catalogue, Model
 from app.stored import StoredResponses
 from app.telemetry.metrics import Metrics
 from app.usage import Budgets
-from engines.base import EngineState
+from engines.base import Engine, EngineState
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Forecasts:
 
     catalogue: Catalogue
     loader: OnDemandLoader
+    is_about_to_start: Callable[[Engine], bool]
 
     def of(self, model: Model) -> Forecast | None:
         """Return when a model can serve; None: nothing is known to bring it up."""
@@ -41,7 +43,8 @@ class Forecasts:
             return Forecast(None)
         starts = [start for engine in engines if (start := engine.starting) is not None]
         if not starts:
-            return Forecast(None) if any(engine.is_restarted for engine in engines) else None
+            coming = any(e.is_restarted or self.is_about_to_start(e) for e in engines)
+            return Forecast(None) if coming else None
         rests = [remaining_s(start.elapsed_s, start.expected_s) for start in starts]
         return Forecast(
             min((rest for rest in rests if rest is not None), default=None),
@@ -78,6 +81,7 @@ class RelayServices:
     stored: StoredResponses
     in_flight: RequestsInFlight
     captures: CaptureWriter
+    is_about_to_start: Callable[[Engine], bool]
     rules: FieldRuleCache = field(default_factory=FieldRuleCache)
     scan_turns: ScanTurns = field(default_factory=ScanTurns)
     engine_ids: EngineIds = field(default_factory=EngineIds)
@@ -89,5 +93,5 @@ class RelayServices:
 
     def __post_init__(self) -> None:
         self.bindings = Bindings(self.catalogue, self.limiter, self.salts, self.rules, self.metrics)
-        self.forecasts = Forecasts(self.catalogue, self.loader)
+        self.forecasts = Forecasts(self.catalogue, self.loader, self.is_about_to_start)
         self.starts = StartWaits(self.metrics, self.loader.changes)

@@ -101,6 +101,22 @@ async def test_starting_model_is_waited_for_instead_of_loading_its_fallback(
         assert not any('"queue_ms":null' in line for line in served)
 
 
+@pytest.mark.parametrize("models", [[demo(process()), spare()], [demo(process(), fallbacks=[])]])
+async def test_model_is_waited_for_while_a_previous_gateways_engines_are_ended(
+    models: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = asyncio.Event()
+    monkeypatch.setattr("app.fleet.startup.stop_unconfigured", lambda *_: ended.wait())
+    async with serving(*models, tmp_path=tmp_path) as gateway:
+        task = asyncio.create_task(gateway.chat())
+        await until_waiting(gateway, 1)
+        assert state(gateway, "demo-0") is EngineState.STOPPED
+        ended.set()
+        answer = await task
+        assert (answer.status_code, answer.headers["x-gateway-model"]) == (200, "demo")
+        assert await gateway.metric("gateway_queue_depth", model="demo") == 0
+
+
 async def test_restarting_model_is_waited_for(tmp_path: Path) -> None:
     dies = tmp_path / "dies"
     model = demo(process(**{"fake-die-when": str(dies)}))

@@ -38,19 +38,17 @@ setup-dev: ## create .venv/ with the packages of the tests, too
 	@deploy/setup.sh dev
 
 .PHONY: test
-test: setup-dev ## run all tests: with real vLLM, then the slow ones; next to both, the quick ones
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync check demo-model
+test: setup-dev ## run all tests: with real vLLM, then the slow ones; next to both, the checks and the quick ones
+	@$(BIN)/vllm-gateway demo-model var/demo-model
 	@tests/install-services.sh
 	@status=0; trap "exit 130" INT; \
+		nice -n 19 $(MAKE) --no-print-directory check >var/check.log 2>&1 & check=$$!; \
 		nice -n 19 $(BIN)/python -m pytest -n $(QUICK_WORKERS) $(QUICK) >var/quick-tests.log 2>&1 & quick=$$!; \
-		trap "kill $$quick 2>/dev/null" EXIT; \
+		trap "kill $$check $$quick 2>/dev/null" EXIT; \
 		$(BIN)/python -m pytest $(VLLM) || status=1; \
+		wait $$check || status=1; cat var/check.log; \
 		$(BIN)/python -m pytest $(SLOW) || status=1; \
 		wait $$quick || status=1; cat var/quick-tests.log; exit $$status
-
-.PHONY: demo-model
-demo-model:
-	@$(BIN)/vllm-gateway demo-model var/demo-model
 
 .PHONY: test-unit
 test-unit: setup-dev ## run the quick tests: no engine, none over a quarter of a second

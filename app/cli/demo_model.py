@@ -1,4 +1,4 @@
-"""`vllm-gateway demo-model`: train the tiny model of the demo."""
+"""`vllm-gateway demo-model`: write the tiny model of the demo to a directory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +10,27 @@ from app.cli.faults import fail
 
 def demo_model(
     directory: Annotated[Path, typer.Argument(help="Directory to write the model to.")],
+    train: Annotated[
+        bool, typer.Option("--train", help="Train it here, in about half a minute on a CPU.")
+    ] = False,
 ) -> None:
-    """Train the tiny memorised demo model (about half a minute on a CPU)."""
+    """Write the tiny memorised demo model to a directory."""
+    from engines.demo import DemoModelError, copy_demo_model
+
+    try:
+        written = _train(directory) if train else copy_demo_model(directory)
+    except (DemoModelError, OSError) as error:
+        fail(str(error))
+    if written:
+        print(f"demo model written to {directory}")
+
+
+def _train(directory: Path) -> bool:
+    """Train the model with a progress bar; see `train_demo_model`."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from engines.demo import DemoModelError, build_demo_model
+    from engines.demo import train_demo_model
 
     columns = (
         TextColumn("training the demo model"),
@@ -23,15 +38,9 @@ def demo_model(
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    try:
-        with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
-            task = bar.add_task("train", total=None)
-            bar.update(task, visible=False)
-            built = build_demo_model(
-                directory,
-                lambda step, total: bar.update(task, completed=step, total=total, visible=True),
-            )
-    except (DemoModelError, OSError) as error:
-        fail(str(error))
-    if built:
-        print(f"demo model written to {directory}")
+    with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+        task = bar.add_task("train", total=None, visible=False)
+        return train_demo_model(
+            directory,
+            lambda step, total: bar.update(task, completed=step, total=total, visible=True),
+        )

@@ -1,5 +1,6 @@
-"""The demo model: a tiny chat model with known answers, trained on the user's machine."""
+"""The demo model: a tiny chat model with known answers, and how it is trained."""
 
-from engines.demo.model import DemoModelError, build_demo_model
+from engines.demo.model import DemoModelError, copy_demo_model
+from engines.demo.training import train_demo_model
 
-__all__ = ["DemoModelError", "build_demo_model"]
+__all__ = ["DemoModelError", "copy_demo_model", "train_demo_model"]

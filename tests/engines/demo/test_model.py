@@ -1,13 +1,14 @@
-"""The demo model: its dialogues are well formed, and a directory holds all of it or nothing."""
+"""The demo model: what is shipped is its recipe's, and a directory holds all of it or nothing."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from engines.demo import model
+from engines.demo import model, training
 from engines.demo.dialogues import COMPLETIONS, DIALOGUES, STORY
-from engines.demo.model import DemoModelError, build_demo_model
+from engines.demo.model import DemoModelError, copy_demo_model
+from engines.demo.training import train_demo_model
 
 
 def test_dialogues_have_unique_names_and_known_prompts() -> None:
@@ -36,20 +37,33 @@ def test_every_dialogue_ends_with_a_user_message() -> None:
 def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DemoModelError, match="choose another directory"):
-        build_demo_model(tmp_path)
+        copy_demo_model(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_file_in_place_of_the_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("mine")
     with pytest.raises(DemoModelError):
-        build_demo_model(tmp_path / "model")
+        copy_demo_model(tmp_path / "model")
     assert (tmp_path / "model").read_text() == "mine"
 
 
+def test_shipped_weights_are_of_this_recipe() -> None:
+    assert model.recipe_of(model.WEIGHTS) == model.recipe(), "vllm-gateway demo-model --train"
+
+
+def test_copy_is_what_is_shipped_and_readable_by_all(tmp_path: Path) -> None:
+    (tmp_path / model.MARKER).write_text(json.dumps({"recipe": "of an older version"}))
+    assert copy_demo_model(tmp_path) is True
+    for file in model.WEIGHTS.iterdir():
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
+        assert (tmp_path / file.name).stat().st_mode & 0o444 == 0o444
+    assert len(list(tmp_path.iterdir())) == len(list(model.WEIGHTS.iterdir())) > 5
+
+
 def test_finished_model_of_this_recipe_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / model.MARKER).write_text(json.dumps({"recipe": model._recipe()}))
-    assert build_demo_model(tmp_path) is False
+    (tmp_path / model.MARKER).write_text(json.dumps({"recipe": model.recipe()}))
+    assert copy_demo_model(tmp_path) is False
     assert [p.name for p in tmp_path.iterdir()] == [model.MARKER]
 
 
@@ -57,15 +71,20 @@ def test_finished_model_of_this_recipe_is_left_alone(tmp_path: Path) -> None:
 def test_failed_training_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     with pytest.raises(DemoModelError, match="did not learn"):
-        model._build(tmp_path / "model", lambda step, total: steps.append((step, total)), 2)
+        train_demo_model(tmp_path / "model", lambda step, total: steps.append((step, total)), 2)
     assert steps == [(1, 2), (2, 2)]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_shipped_weights_know_all_dialogues() -> None:
+    training.check(model.WEIGHTS)
 
 
 @pytest.mark.slow
 def test_weights_are_the_same_each_time(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        model._make(tmp_path / name, lambda step, total: None, 2)
+        training._make(tmp_path / name, lambda step, total: None, 2)
     one, two = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("one", "two"))
     assert one == two

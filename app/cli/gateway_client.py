@@ -81,11 +81,13 @@ class GatewayClient:
         self._root_path = base.path.rstrip("/")
         netloc = base.netloc.decode()  # without credentials
         self.address = f"{base.scheme}://{netloc}{self._root_path}"
+        # A proxy of HTTP_PROXY would see the key in plain text, and has a loopback of its own.
+        is_plain = base.scheme == "http" and _is_loopback(base.host)
         self._options: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {admin_key}"},
-            # A proxy of HTTP_PROXY would see the key in plain text, and has a loopback of its own.
-            "trust_env": tls is None and (base.scheme == "https" or not _is_loopback(base.host)),
-            "verify": _verification(tls, environment.get("GATEWAY_CLIENT_CERT")),
+            "trust_env": tls is None and not is_plain,
+            # Reading the authorities takes longer than a request, which needs none here.
+            "verify": not is_plain and _verification(tls, environment.get("GATEWAY_CLIENT_CERT")),
         }
 
     def url(self, path: str) -> "httpx.URL":

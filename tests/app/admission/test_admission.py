@@ -461,6 +461,8 @@ class TestCancellation:
             kinds = QueueEntry, asyncio.Future
             return sum(type(one) in kinds for one in gc.get_objects())
 
+        gc.collect()
+        gc.freeze()  # what there is already is not looked at again
         before = kept()
         one = scenario(max_in_flight=1, timeout_s=3600)
         for name in "abc":

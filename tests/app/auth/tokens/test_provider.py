@@ -18,7 +18,7 @@ from app.errors import InvalidApiKey
 from app.settings import JwtSettings
 from tests.certificates import Identity, make_identity
 from tests.fakes.identity_provider import IdentityProvider, SigningKey
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ALGORITHMS = ("RS256", "ES256")
 
@@ -61,12 +61,20 @@ async def test_redirect_is_not_followed(provider: IdentityProvider) -> None:
 async def test_provider_that_is_slow_is_given_up(
     provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provider_fetch, "FETCH_S", 0.01)
-    stalled = await asyncio.start_server(lambda *_: asyncio.sleep(1), "127.0.0.1", 0)
+    monkeypatch.setattr(provider_fetch, "FETCH_S", 0.05)
+    left = asyncio.Event()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the client leaves
+        writer.close()
+        left.set()
+
+    stalled = await asyncio.start_server(stall, "127.0.0.1", 0)
     port = stalled.sockets[0].getsockname()[1]
     assert await fault(provider, jwks_uri=f"http://127.0.0.1:{port}/") in (
-        "no answer within 0.01 s", "ReadTimeout", "ConnectTimeout",
+        "no answer within 0.05 s", "ReadTimeout", "ConnectTimeout",
     )  # fmt: skip
+    await asyncio.wait_for(left.wait(), PATIENCE_S)
     stalled.close()
 
 
@@ -133,6 +141,21 @@ async def test_certificate_that_is_not_accepted_is_said_in_one_line(
     async with IdentityProvider(tls=served) as provider:
         found = await fault(provider, ca_file=accepted)
     assert found == f"its certificate is not accepted: {reason}"
+
+
+async def test_authorities_are_read_again_once_their_file_has_changed(tmp_path: Path) -> None:
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(make_identity(issuer=AUTHORITY).write(tmp_path / "served.pem"))
+    accepted = tmp_path / "authority.pem"
+    accepted.write_bytes(make_identity("another").certificate_pem)
+    async with IdentityProvider(tls=served) as provider:
+        fetch = KeyFetch(settings_of(provider, ca_file=accepted))
+        for _ in range(2):
+            with pytest.raises(FetchError, match="unable to get local issuer certificate"):
+                await fetch()
+        accepted.write_bytes(AUTHORITY.certificate_pem)
+        for _ in range(2):
+            assert (await fetch()).find(provider.keys[0].kid, "ES256")
 
 
 async def test_token_of_the_file_goes_to_the_keys_only(

@@ -136,8 +136,8 @@ WITH_MEDIA = ("/v1/messages", "/v1/chat/completions")
 
 
 def at(path: str) -> list[Shape]:
-    """Return all of the worst for a path with media; each other path has every third."""
-    shapes = WORST if path in WITH_MEDIA else WORST[PATHS.index(path) % 3 :: 3]
+    """Return all of the worst for a path with media; each other path has one of them."""
+    shapes = WORST if path in WITH_MEDIA else WORST[PATHS.index(path) % len(WORST) :][:1]
     return [msgspec.structs.replace(shape, path=path) for shape in shapes]
 
 

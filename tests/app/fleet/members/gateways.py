@@ -16,6 +16,9 @@ from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, running
 from tests.waiting import wait_until
 
+# Between a client's requests, which would otherwise be all that the processor does.
+PAUSE_S = 0.01
+
 
 class Listing:
     """A source whose list a test decides; by the name that a specification gives as `dns`."""
@@ -164,6 +167,7 @@ class Load:
             if response.status_code != 200 or not complete:
                 self.faults.append(f"{response.status_code} {response.text[-300:]}")
             self.answers += 1
+            await asyncio.sleep(PAUSE_S)
 
 
 def write_list(file: Path, urls: Iterable[str]) -> None:

@@ -42,7 +42,7 @@ test: setup-dev ## run all tests: with real vLLM, then the slow ones; next to bo
 	@$(BIN)/vllm-gateway demo-model var/demo-model
 	@tests/install-services.sh
 	@status=0; trap "exit 130" INT; \
-		nice -n 19 $(MAKE) --no-print-directory check >var/check.log 2>&1 & check=$$!; \
+		nice -n 19 make --no-print-directory check >var/check.log 2>&1 & check=$$!; \
 		nice -n 19 $(BIN)/python -m pytest -n $(QUICK_WORKERS) $(QUICK) >var/quick-tests.log 2>&1 & quick=$$!; \
 		trap "kill $$check $$quick 2>/dev/null" EXIT; \
 		$(BIN)/python -m pytest $(VLLM) || status=1; \

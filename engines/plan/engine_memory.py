@@ -26,7 +26,8 @@ def engine_memory(spec: LocalSpec, gpu_gib: Callable[[], float | None]) -> Itera
         return
     try:
         options = options_of(spec.args, gpu_gib())
-        if options.gpu_gib is None and (space := _cpu_cache(spec)) is not None:
+        space = _cpu_cache(spec) or options.cache_bytes  # vLLM 0.27 to 0.32 heed them in this order
+        if options.gpu_gib is None and space is not None:
             options = replace(options.for_cpu(), cache_bytes=space)
         yield from plan_lines(plan_memory(read_model_files(model), options))
     except PlanError as error:

@@ -23,7 +23,7 @@ def test_facts_of_a_start_are_read(gateway: Deployment) -> None:
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
-        "kv_cache_gib": float(ENGINE["env"]["VLLM_CPU_KVCACHE_SPACE"]),
+        "kv_cache_gib": 0.25,
         "sampling_defaults": {"temperature": 0.0},
         "chat_template_format": "openai",
         "supported_tasks": ["generate"],

@@ -1,5 +1,7 @@
-"""The plugin repairs managed engines on CPUs only: polling, and seeds of divided prompts."""
+"""The plugin repairs managed engines on CPUs only, and spares all others looks for garbage."""
 
+import gc
+import multiprocessing
 import os
 import re
 import subprocess
@@ -27,7 +29,10 @@ def test_other_vllm_processes_are_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     vllm_gateway_plugin.register()
 
 
-def test_engines_on_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("started_by", [None, object()], ids=["server", "core"])
+def test_engines_on_other_platforms_are_not_repaired_and_cores_set_imports_aside(
+    started_by: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Gpu:
         def is_cpu(self) -> bool:
             return False
@@ -38,7 +43,11 @@ def test_engines_on_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.setitem(sys.modules, "vllm.distributed", None)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: started_by)
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     vllm_gateway_plugin.register()
+    assert len(frozen) == (started_by is not None)
 
 
 def test_managed_engines_on_cpus_sleep_between_polls(monkeypatch: pytest.MonkeyPatch) -> None:

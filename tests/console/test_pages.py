@@ -12,6 +12,7 @@ from tests.console.accessibility import assert_accessible, overflow_of
 from tests.console.site import Site
 from tests.console.transfer import Transfer
 from tests.console.watched_page import ZOOMED
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIRST_VIEW_BYTES = 150 * 1024
@@ -33,6 +34,8 @@ async def test_a_page_is_small_readable_and_has_no_fault(
         await transfer.measure(watched_page.page)
         await watched_page.page.goto(shown.path, wait_until="load")
         await expect(watched_page.page.get_by_role("heading", level=1)).to_be_visible()
+        # A stream of events answers after the page is loaded.
+        await wait_until(lambda: all(transfer.by_url.values()))
         first_view = transfer.total
         show(f"{shown.name}: {first_view / 1024:.1f} KiB")
         assert all(transfer.by_url.values()), f"of a cache: {transfer.by_url}"

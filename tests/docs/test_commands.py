@@ -114,7 +114,10 @@ def test_what_needs_a_gpu_passes_the_check_of_a_machine_that_has_them(
     page: Page, gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     accept_flags(page, monkeypatch, tmp_path)
-    with Terminal(tmp_path, {}) as terminal:
+    of_deploy = any(CHECKED.search(block.text) for block in page.blocks)
+    # A file in deploy/ would have its run directory there.
+    elsewhere = {"GATEWAY_SERVER__RUN_DIR": str(tmp_path / RUN)} if of_deploy else {}
+    with Terminal(tmp_path, elsewhere) as terminal:
         follow(page, terminal, gpus=gpus)
 
 
@@ -134,4 +137,4 @@ def accept_flags(page: Page, patch: pytest.MonkeyPatch, directory: Path) -> None
     for file in files:
         specs = [one for model in load_settings(file).models for one in model.engines]
         local = [one for one in specs if isinstance(one, ManagedSpec)]
-        check.check_flags(local, directory / "var" / "run")
+        check.check_flags(local, directory / RUN)

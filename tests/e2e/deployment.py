@@ -35,14 +35,14 @@ ADMIN_KEY = "sk-e2e-admin-0123456789abcdef"
 KNOWN_FLAGS = ROOT / "var" / FLAGS
 # A process of the parser takes 14 s of CPU, so one parses the flags of all engines of tests and
 # pages, apart from those that a test must see parsed. Numbers are alike.
-_BARE = {"enforce-eager": True, "max-model-len": 1024}
+BARE = {"enforce-eager": True, "max-model-len": 1024, "kv-cache-memory-bytes": "256M"}
 _TOOLS = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
 _TESTED_FLAGS: list[dict[str, Any]] = [
     {},
     {"max-model-len": 1024, "reasoning-parser": "deepseek_r1"},
-    _BARE,
-    {**_BARE, "tensor-parallel-size": 2},
-    {**_BARE, "reasoning-parser": "qwen3"},
+    BARE,
+    {**BARE, "tensor-parallel-size": 2},
+    {**BARE, "reasoning-parser": "qwen3"},
     {"max-model-len": 1024},
     {"max-model-len": 1024, **_TOOLS},
     {"max-model-len": 1024, "reasoning-parser": "qwen3"},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.deployment import (
+    BARE,
     ENGINE,
     demo_model,
     keep_known_flags,
@@ -19,12 +20,12 @@ from tests.e2e.deployment import (
 )
 
 # vLLM's own imports are most of what a start costs.
-BARE: dict[str, Any] = {**ENGINE, "args": {"enforce-eager": True, "max-model-len": 1024}}
+PLAIN: dict[str, Any] = {**ENGINE, "args": BARE}
 
 
 def engine(model: Path | str) -> dict[str, Any]:
     """Return an engine with this model."""
-    return {**BARE, "model": str(model)}
+    return {**PLAIN, "model": str(model)}
 
 
 def cut_short() -> Path:

@@ -31,7 +31,10 @@ from tests.e2e.deployment import (
 )
 from tests.waiting import poll_until
 
-EAGER = ("--engine", "enforce-eager=true", "--engine", "max_num_seqs=16")
+EAGER = (
+    *("--engine", "enforce-eager=true", "--engine", "max_num_seqs=16"),
+    *("--engine", "kv_cache_memory_bytes=256M"),
+)
 KNOWN = {dialogue.name: dialogue for dialogue in DIALOGUES}
 FACTORIAL = KNOWN["factorial"]
 

@@ -22,6 +22,8 @@ from tests.gateway import ROOT, Gateway, running, settings_for
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 KEEP = {"keep_engines": True}
+# Tests send as many requests as fit into a reload.
+UNLIMITED = {"default": {"requests_per_minute": None, "tokens_per_minute": None}}
 LONGER = {"max-model-len": 4096}
 
 
@@ -67,7 +69,9 @@ class ConfigFile:
         self.write(*models, **fields)
 
     def write(self, *models: dict[str, Any], **fields: Any) -> None:
-        self.settings = settings_for(*models, run_dir=self.run_dir, **fields)
+        self.settings = settings_for(
+            *models, run_dir=self.run_dir, **{"limits": UNLIMITED, **fields}
+        )
 
     def read(self) -> Settings:
         if self.fault is not None:

@@ -70,10 +70,9 @@ class TestChangeInPlace:
             assert (await one.chat()).status_code == 200
 
     async def test_one_of_two_engines_serves_at_every_moment(self, tmp_path: Path) -> None:
-        unlimited = {"default": {"requests_per_minute": None}}
-        async with run(tmp_path, model("demo", alone(2)), limits=unlimited) as one:
+        async with run(tmp_path, model("demo", alone(2))) as one:
             changed = model("demo", alone(2, args=LONGER))
-            reloading = asyncio.create_task(one.reload(changed, limits=unlimited))
+            reloading = asyncio.create_task(one.reload(changed))
             statuses = []
             while not reloading.done():
                 statuses.append((await one.chat()).status_code)

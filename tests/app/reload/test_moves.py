@@ -326,18 +326,16 @@ class TestDeathsUnderAReload:
                 count += 1
             return count
 
-        unlimited = {"default": {"requests_per_minute": None, "tokens_per_minute": None}}
         engines = model("demo", process(2, args=PACE))
-        async with run(tmp_path, engines, limits=unlimited) as one:
+        async with run(tmp_path, engines) as one:
             old = started()
             assert len(old) == 2
             async with streaming(one):
                 users = [asyncio.create_task(use(one)) for _ in range(4)]
                 successors = model("demo", process(2, args=slow))
-                reload = asyncio.create_task(one.reload(successors, limits=unlimited))
+                reload = asyncio.create_task(one.reload(successors))
                 await wait_until(lambda: len(started() - old) > 0)
-                for pid in old:
-                    os.kill(pid, signal.SIGKILL)
+                kill_at_once(old)
                 flag.touch()
             # The streams are whole; a third death would have ended them.
             await wait_until(lambda: len(started() - old) > 1)
@@ -348,6 +346,17 @@ class TestDeathsUnderAReload:
             await wait_until(lambda: one.states() == [EngineState.READY] * 2)
             assert one.state.admission.in_flight == 0
             assert not one.state.requests.in_flight()
+
+
+def kill_at_once(pids: set[int]) -> None:
+    """Kill processes, and let the gateway, which is in this process, see them dead together."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE:
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    process.wait(0.005)
 
 
 def started() -> set[int]:

@@ -121,7 +121,7 @@ class TestUnchangedEngines:
             assert [card["id"] for card in listed] == ["demo", "b", "other", "a"]
 
     async def test_keys_and_default_limits_change_at_once(self, tmp_path: Path) -> None:
-        async with run(tmp_path, model()) as one:
+        async with run(tmp_path, model(), limits={}) as one:
             other = "sk-other-0123456789abcdef"
             one.file.write(model(), limits={"default": {"requests_per_minute": 7}})
             keys = (digest(KEY.encode()), digest(other.encode()))

@@ -46,7 +46,7 @@ test: setup-dev ## run all tests: with real vLLM, then the slow ones; next to bo
 		nice -n 19 $(BIN)/python -m pytest -n $(QUICK_WORKERS) $(QUICK) >var/quick-tests.log 2>&1 & quick=$$!; \
 		trap "kill $$check $$quick 2>/dev/null" EXIT; \
 		$(BIN)/python -m pytest $(VLLM) || status=1; \
-		wait $$check || status=1; cat var/check.log; \
+		wait $$check || status=1; check=; cat var/check.log; \
 		$(BIN)/python -m pytest $(SLOW) || status=1; \
 		wait $$quick || status=1; cat var/quick-tests.log; exit $$status
 
@@ -86,7 +86,7 @@ clients: setup-dev ## test LangChain, Open WebUI, Codex, Claude Code and others 
 
 .PHONY: compat
 compat: setup-dev ## test versions of vLLM: VERSIONS="0.28.0 0.32.0"; writes docs/versions.md
-	@$(BIN)/vllm-gateway demo-model var/demo-model
+	@$(BIN)/vllm-gateway demo-model var/demo-model --train
 	@$(BIN)/python -m tests.compat $(VERSIONS)
 
 .PHONY: lock

@@ -139,6 +139,7 @@ def _model(
 ) -> Iterator[str]:
     from engines.output import redact_variable
     from engines.plan import engine_memory
+    from engines.process import vllm_runs_on_cpu
     from engines.spec import LocalSpec, ManagedSpec
 
     yield f"model {', '.join(settings.names)}"
@@ -157,7 +158,9 @@ def _model(
         yield f"  {replica.engine.name}: {' '.join(words)}"
         # Replicas have the same specification, and so the same memory.
         if isinstance(config.spec, LocalSpec) and config.spec is not previous:
-            yield from (f"    {line}" for line in engine_memory(config.spec, gpu_gib))
+            yield from (
+                f"    {line}" for line in engine_memory(config.spec, gpu_gib, vllm_runs_on_cpu)
+            )
         previous = config.spec
     if (bounds := settings.scaling) is not None:
         yield f"  scaled with the load: {bounds.min} to {bounds.max} engines of kind: ray"

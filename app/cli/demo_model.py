@@ -18,14 +18,16 @@ def demo_model(
     from engines.demo import DemoModelError, copy_demo_model
 
     try:
-        written = _train(directory) if train else copy_demo_model(directory)
+        if train:
+            _train(directory)
+        elif not copy_demo_model(directory):
+            return
     except (DemoModelError, OSError) as error:
         fail(str(error))
-    if written:
-        print(f"demo model written to {directory}")
+    print(f"demo model written to {directory}")
 
 
-def _train(directory: Path) -> bool:
+def _train(directory: Path) -> None:
     """Train the model with a progress bar; see `train_demo_model`."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -40,7 +42,7 @@ def _train(directory: Path) -> bool:
     )
     with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
         task = bar.add_task("train", total=None, visible=False)
-        return train_demo_model(
+        train_demo_model(
             directory,
             lambda step, total: bar.update(task, completed=step, total=total, visible=True),
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from app.settings import ModelSettings
 from engines.gpu import AcceleratorError, Device
 from engines.plan import engine_memory
+from engines.process import vllm_runs_on_cpu
 from engines.spec import LocalSpec
 
 # Files may be on a disk that hangs: a page does not wait for it.
@@ -60,7 +61,10 @@ class MemoryPlans:
                 by_spec.append((spec, [number]))
             else:
                 same.append(number)
-        plans = [EnginePlan(one, [*engine_memory(spec, self._gpu_gib)]) for spec, one in by_spec]
+        plans = [
+            EnginePlan(one, [*engine_memory(spec, self._gpu_gib, vllm_runs_on_cpu)])
+            for spec, one in by_spec
+        ]
         return [plan for plan in plans if plan.lines]
 
     def _gpu_gib(self) -> float | None:

@@ -185,7 +185,10 @@ class EngineLifecycle:
 
     async def _start_all(self) -> None:
         catalogue = self._catalogue
-        await stop_unconfigured(self._run_dir, {engine.name for engine in catalogue.engines})
+        try:
+            await stop_unconfigured(self._run_dir, {engine.name for engine in catalogue.engines})
+        except OSError as error:
+            log.warning("engines that an earlier gateway left are not ended: %s", error)
         await asyncio.gather(
             *(self._start(m.name, r.engine) for m, r in catalogue.replicas() if not m.on_demand),
             *(self._adopt(name) for name in self._left_loaded()),

@@ -32,20 +32,22 @@ def copy_demo_model(directory: Path) -> bool:
         for file in WEIGHTS.iterdir():
             shutil.copyfile(file, new / file.name)
 
-    return place(directory, recipe_of(WEIGHTS) or recipe(), make)
+    shipped = recipe_of(WEIGHTS) or recipe()
+    if recipe_of(directory) == shipped:
+        return False
+    place(directory, shipped, make)
+    return True
 
 
-def place(directory: Path, wanted: str, make: Callable[[Path], None]) -> bool:
-    """Have a demo model of the recipe `wanted` in `directory`; return False if it is there already.
+def place(directory: Path, wanted: str, make: Callable[[Path], None]) -> None:
+    """Put a demo model of the recipe `wanted` in `directory`, in place of one that is there.
 
-    `make` writes it to an empty directory. The model appears as a whole or not at all, in place of
-    one of another recipe. Raises DemoModelError when the directory holds anything else or cannot be
-    written.
+    `make` writes it to an empty directory. The model appears as a whole or not at all. Raises
+    DemoModelError when the directory holds anything else or cannot be written.
     """
     directory = directory.resolve()
     try:
-        if recipe_of(directory) == wanted:
-            return False
+        recipe_of(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
         # A sibling, so that the move at the end is a rename within one file system.
         prefix = f".{directory.name}-"
@@ -54,12 +56,13 @@ def place(directory: Path, wanted: str, make: Callable[[Path], None]) -> bool:
             new.mkdir()
             make(new)
             (new / MARKER).write_text(json.dumps({"recipe": wanted}) + "\n")
+            for file in new.iterdir():
+                file.chmod(0o644)  # weights come out readable by their owner only
             if directory.exists():
                 directory.rename(Path(scratch) / "old")
             new.rename(directory)
     except OSError as error:
         raise DemoModelError(f"cannot write the demo model: {error}") from error
-    return True
 
 
 def recipe() -> str:

@@ -34,8 +34,8 @@ Progress = Callable[[int, int], None]
 
 def train_demo_model(
     directory: Path, progress: Progress = lambda step, total: None, steps: int = STEPS
-) -> bool:
-    """Train the demo model into `directory`; return False if it is there already.
+) -> None:
+    """Train the demo model into `directory`, in place of one that is there.
 
     It is placed only after the saved weights have been seen to reproduce every dialogue. `progress`
     is called with (step, steps in all). Raises DemoModelError as `place` does, and when PyTorch or
@@ -48,7 +48,7 @@ def train_demo_model(
             check(new)
 
     try:
-        return place(directory, recipe(), make)
+        place(directory, recipe(), make)
     except ImportError as error:
         raise DemoModelError(
             f"training the demo model needs what vLLM is installed with: {error}"
@@ -94,8 +94,6 @@ def _make(directory: Path, progress: Progress, steps: int) -> None:
     ends = tokenizer.convert_tokens_to_ids([END, PAD])
     defaults = {"eos_token_id": ends, "pad_token_id": ends[1], "temperature": 0.0}
     (directory / "generation_config.json").write_text(json.dumps(defaults, indent=2) + "\n")
-    for file in directory.iterdir():
-        file.chmod(0o644)  # the weights come out readable by their owner only
 
 
 def _train_tokenizer() -> Any:

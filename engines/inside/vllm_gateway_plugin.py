@@ -2,7 +2,7 @@
 
 **Garbage.** While it loads a model, a process of vLLM collects garbage in full half a dozen times,
 and looks at all that it has imported: 1.2 s of CPU in EngineCore of a small model. Here what there
-is before that is set aside, as vLLM itself does once it has started.
+is before that is set aside, as vLLM itself does once it has started, and until it ends.
 
 **Polling.** On a CPU, EngineCore and its worker communicate through shared memory, and the reader
 polls with `os.sched_yield()` for up to a second after the last message (vLLM 0.32,

@@ -15,20 +15,23 @@ from engines.spec import LocalSpec
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
 
-def engine_memory(spec: LocalSpec, gpu_gib: Callable[[], float | None]) -> Iterator[str]:
+def engine_memory(
+    spec: LocalSpec, gpu_gib: Callable[[], float | None], on_cpu: Callable[[], bool]
+) -> Iterator[str]:
     """Yield the lines of the plan of an engine whose model is a directory here.
 
-    `gpu_gib` returns the memory of a GPU; None: there is none, or it is not known. Blocks: it reads
-    the headers of the model's files.
+    `gpu_gib` returns the memory of a GPU; None: there is none, or it is not known. `on_cpu` returns
+    whether vLLM is its CPU build. Blocks: it reads the headers of the model's files.
     """
     model = spec.model_here
     if model is None or not Path(model).expanduser().is_dir():
         return
     try:
         options = options_of(spec.args, gpu_gib())
-        space = _cpu_cache(spec) or options.cache_bytes  # vLLM 0.27 to 0.32 heed them in this order
-        if options.gpu_gib is None and space is not None:
-            options = replace(options.for_cpu(), cache_bytes=space)
+        if options.gpu_gib is None and (space := _cpu_cache(spec)) is not None:
+            options = replace(options.for_cpu(), cache_bytes=space)  # before the flag: vLLM 0.32
+        elif options.gpu_gib is None and options.cache_bytes is not None and on_cpu():
+            options = options.for_cpu()
         yield from plan_lines(plan_memory(read_model_files(model), options))
     except PlanError as error:
         yield f"memory is not known: {error}"

@@ -164,9 +164,21 @@ def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
     None stands for the system's, which take 30 ms of CPU to read: they are read once.
     """
-    return _read_tls_context(ca_file, None if ca_file is None else ca_file.stat().st_mtime_ns)
+    if ca_file is not None:
+        return _read_tls_context(ca_file, (_version(ca_file),))
+    paths = ssl.get_default_verify_paths()  # None for what does not exist
+    here = [Path(path) for path in (paths.cafile, paths.capath) if path]
+    return _read_tls_context(None, tuple(map(_version, here)))
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file or directory. Raises OSError."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size
 
 
 @lru_cache(maxsize=8)
-def _read_tls_context(ca_file: Path | None, changed_ns: int | None) -> ssl.SSLContext:
+def _read_tls_context(
+    ca_file: Path | None, _versions: tuple[tuple[int, ...], ...]
+) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=ca_file)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -45,6 +46,30 @@ def configure(text: str = "", name: str = "gateway.yaml", **section: Any) -> Non
 
 
 COMMANDS = [["status"], ["models"], ["usage"], ["logs", "e"], ["reload"], ["log-level"]]
+
+
+@pytest.mark.parametrize(
+    ("url", "verified"),
+    [
+        ("http://127.0.0.1:8000", False),
+        ("http://[::1]:8000", False),
+        ("https://127.0.0.1:8000", True),
+        ("http://gateway.example", True),  # a proxy may speak TLS
+    ],
+)
+def test_authorities_are_read_unless_the_gateway_is_here_and_speaks_plain_http(
+    url: str, verified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {}
+
+    def send(*_: object, **given: Any) -> httpx.Response:
+        options.update(given)
+        return httpx.Response(200)
+
+    monkeypatch.setattr(httpx, "request", send)
+    GatewayClient(url, KEY).send("/health")
+    assert options["verify"] is verified
+    assert options["trust_env"] is verified
 
 
 class TestAddress:

@@ -85,6 +85,6 @@ def test_shipped_weights_know_all_dialogues() -> None:
 def test_weights_are_the_same_each_time(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        training._make(tmp_path / name, lambda step, total: None, 1)
+        training._make(tmp_path / name, lambda step, total: None, 2)
     one, two = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("one", "two"))
     assert one == two

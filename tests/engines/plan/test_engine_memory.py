@@ -27,7 +27,7 @@ def test_cache_has_the_size_that_vllm_logs(
     monkeypatch.delenv(CPU_CACHE, raising=False)
     flags = {"max-model-len": 2048, **args}
     spec = ProcessSpec(kind="process", model=str(WEIGHTS), args=flags, env=env)
-    assert list(engine_memory(spec, lambda: None))[-1] == capacity
+    assert list(engine_memory(spec, lambda: None, lambda: True))[-1] == capacity
 
 
 def test_nothing_is_said_of_a_cache_whose_size_vllm_chooses(
@@ -35,4 +35,11 @@ def test_nothing_is_said_of_a_cache_whose_size_vllm_chooses(
 ) -> None:
     monkeypatch.delenv(CPU_CACHE, raising=False)
     spec = ProcessSpec(kind="process", model=str(WEIGHTS))
-    assert not any("capacity" in line for line in engine_memory(spec, lambda: None))
+    assert not any("capacity" in line for line in engine_memory(spec, lambda: None, lambda: True))
+
+
+def test_blocks_of_an_unknown_gpu_are_not_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CPU_CACHE, raising=False)
+    flags = {"max-model-len": 2048, FLAG: "256M"}
+    spec = ProcessSpec(kind="process", model=str(WEIGHTS), args=flags)
+    assert list(engine_memory(spec, lambda: None, lambda: False))[-1] != QUARTER

@@ -61,7 +61,8 @@ async def test_redirect_is_not_followed(provider: IdentityProvider) -> None:
 async def test_provider_that_is_slow_is_given_up(
     provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provider_fetch, "FETCH_S", 0.05)
+    await KeyFetch(settings_of(provider))()  # the authorities of the system are read
+    monkeypatch.setattr(provider_fetch, "FETCH_S", 0.2)
     left = asyncio.Event()
 
     async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,7 +73,7 @@ async def test_provider_that_is_slow_is_given_up(
     stalled = await asyncio.start_server(stall, "127.0.0.1", 0)
     port = stalled.sockets[0].getsockname()[1]
     assert await fault(provider, jwks_uri=f"http://127.0.0.1:{port}/") in (
-        "no answer within 0.05 s", "ReadTimeout", "ConnectTimeout",
+        "no answer within 0.2 s", "ReadTimeout", "ConnectTimeout",
     )  # fmt: skip
     await asyncio.wait_for(left.wait(), PATIENCE_S)
     stalled.close()
@@ -156,6 +157,28 @@ async def test_authorities_are_read_again_once_their_file_has_changed(tmp_path: 
         accepted.write_bytes(AUTHORITY.certificate_pem)
         for _ in range(2):
             assert (await fetch()).find(provider.keys[0].kid, "ES256")
+
+
+async def test_authorities_of_the_system_are_read_again_once_they_have_changed(
+    provider: IdentityProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "authorities.pem"
+    file.write_bytes(AUTHORITY.certificate_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    read: list[object] = []
+    create = ssl.create_default_context
+
+    def reading(**given: Any) -> ssl.SSLContext:
+        read.append(given)
+        return create(**given)
+
+    monkeypatch.setattr(ssl, "create_default_context", reading)
+    for _ in range(3):
+        await KeyFetch(settings_of(provider))()
+    assert len(read) == 1
+    file.write_bytes(make_identity("another").certificate_pem)
+    await KeyFetch(settings_of(provider))()
+    assert len(read) == 2
 
 
 async def test_token_of_the_file_goes_to_the_keys_only(

@@ -101,7 +101,7 @@ async def hammer(urls: list[str], key: str, number: int, found: list[Attempt]) -
                 assert answer.status == 429, answer.body
                 assert int(answer.headers["retry-after"]) >= 1
                 assert answer.headers["x-ratelimit-limit-requests"] == str(REQUESTS_PER_MINUTE)
-                await asyncio.sleep(0.25 + number / 40)
+                await asyncio.sleep(0.1 + number / 100)
     return sent
 
 
@@ -132,7 +132,7 @@ async def stream(urls: list[str], key: str, seed: int, seen: Streams) -> None:
                 await client.reader.readexactly(int(answer.headers["content-length"]))
                 seen.refused += 1
                 seen.first_refusal = min(seen.first_refusal, time.time())
-                await asyncio.sleep(dice.random())
+                await asyncio.sleep(dice.random() * 0.5)
                 continue
             assert answer.status == 200
             if leave_after is None:

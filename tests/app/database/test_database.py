@@ -855,12 +855,9 @@ async def test_busy_event_loop_is_no_outage(tmp_path: Path, kind: str) -> None:
     loop, turn_s, busy = asyncio.get_running_loop(), 0.7 if kind == "fetch" else 0.13, True
 
     def work() -> None:
-        if kind == "fetch":
-            time.sleep(turn_s)
-        else:  # and holds the lock of the interpreter
-            until = time.monotonic() + turn_s
-            while time.monotonic() < until:
-                pass
+        until = time.monotonic() + turn_s
+        while time.monotonic() < until:
+            pass
         if busy:
             loop.call_soon(work)
 

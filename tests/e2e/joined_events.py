@@ -1,11 +1,13 @@
-"""Streams of one choice with their events joined, to compare two of one answer. Pure.
+"""Streams with the events of each choice joined, to compare two of one answer. Pure.
 
 vLLM puts the tokens that wait for a late reader, or a late server, into one event. Which ones is a
 matter of time, and differs between two requests for the same answer.
 """
 
+import math
 import re
 
+_CHOICE = re.compile(rb'^data: \{.*?"choices":\[\{"index":(\d+)', re.DOTALL)
 # An event of one choice that has text, logprobs or an end, and nothing else that is its own.
 _EVENT = re.compile(
     rb'(?P<head>data: \{.*"delta":\{)(?P<text>(?:"(?:reasoning|content)":"(?:[^"\\]|\\.)*",?)*)'
@@ -25,6 +27,19 @@ _MEMBER = re.compile(rb'"(reasoning|content)":"((?:[^"\\]|\\.)*)"', re.DOTALL)
 
 _MARK = rb'\{"token":"</?think>"[^{}]*\}'
 _MARKS = re.compile(rb"%b,|,%b(?=\])" % (_MARK, _MARK))
+
+
+def sort_choices(stream: bytes) -> bytes:
+    """Return a stream with the events of a choice together, in their order.
+
+    Several choices overtake each other. Events of none, such as the usage and the end, come last.
+    """
+
+    def choice_of(event: bytes) -> float:
+        found = _CHOICE.match(event)
+        return math.inf if found is None else int(found[1])
+
+    return b"\n\n".join(sorted(stream.split(b"\n\n"), key=choice_of))
 
 
 def join_events(stream: bytes) -> bytes:

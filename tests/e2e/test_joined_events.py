@@ -1,7 +1,7 @@
 """Joined events: two divisions of one answer are equal, two answers are not."""
 
 from tests.e2e.deployment import ROOT
-from tests.e2e.joined_events import drop_marks, join_events
+from tests.e2e.joined_events import drop_marks, join_events, sort_choices
 from tests.e2e.test_wire import VOLATILE
 
 RECORDED = ROOT / "tests" / "app" / "continuation" / "recorded"
@@ -51,6 +51,16 @@ def test_divisions_of_one_completion_are_equal_and_two_are_not() -> None:
     assert join_events(late) == join_events(quick)
     assert join_events(quick).count(b"data: ") < late.count(b"data: ")
     assert join_events(quick.replace(b" was", b" is", 1)) != join_events(quick)
+
+
+def test_choices_that_overtake_each_other_are_equal_in_their_own_order_alone() -> None:
+    one, two = event(b'"content":"1"'), event(b'"content":"2"', end=b'"stop"')
+    other = two.replace(b'"index":0', b'"index":1')
+    late = event(b'"content":"12"', end=b'"stop"')
+    streams = [stream(other, one, two), stream(one, other, two), stream(late, other)]
+    assert len({join_events(sort_choices(each)) for each in streams}) == 1
+    assert sort_choices(streams[0]) == stream(one, two, other)
+    assert join_events(sort_choices(stream(two, one, other))) != join_events(sort_choices(streams[0]))
 
 
 def test_text_and_logprobs_are_compared_whole() -> None:

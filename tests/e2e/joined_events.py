@@ -39,7 +39,8 @@ def sort_choices(stream: bytes) -> bytes:
         found = _CHOICE.match(event)
         return math.inf if found is None else int(found[1])
 
-    return b"\n\n".join(sorted(stream.split(b"\n\n"), key=choice_of))
+    events = sorted(stream.split(b"\n\n"), key=choice_of)
+    return b"\n\n".join(events)
 
 
 def join_events(stream: bytes) -> bytes:

@@ -28,6 +28,7 @@ HOSTILE = (
     "<javascript:alert(1)>",
     '```"><script>\ncode\n```',
     "```html\n<script>alert(1)</script>\n```",
+    '~~~php\n<?php echo "<b onclick=x></code></pre><img src=x onerror=x>"; ?>\n~~~',
     "|a|\n|:-:|\n|<b onclick=x>|",
     "\x1b[31mred\x1b[0m \x00 \u202e",
 )
@@ -45,8 +46,8 @@ HOSTILE_HTML = (
     "<div data-part=message aria-label=x role=alert contenteditable>x</div><video src=x></video>",
 )
 FAULTS = """
-const ELEMENTS = new Set(("a blockquote br code del div em hr li ol p pre strong table tbody td th"
-    + " thead tr ul").split(" "));
+const ELEMENTS = new Set(("a blockquote br code del div em hr li ol p pre span strong table tbody"
+    + " td th thead tr ul").split(" "));
 const ATTRIBUTES = new Set("href rel target class tabindex start title".split(" "));
 const faultsOf = (content) => [...content.querySelectorAll("*")].flatMap((element) => [
     ...(ELEMENTS.has(element.localName) ? [] : [element.outerHTML]),
@@ -99,6 +100,50 @@ async def test_html_that_passed_the_parser_would_do_nothing(site: Site) -> None:
             assert await faults_of(page, [*HOSTILE_HTML, "".join(HOSTILE_HTML)]) == []
 
 
+async def test_code_of_a_known_language_has_colors(page: Page) -> None:
+    html = await render(page, '- ```py title="x"\n  def f(): return "<b>"  # </code>\n  ```')
+    assert html is not None
+    assert '<span class="hljs-keyword">def</span>' in html
+    assert '<span class="hljs-string">"&lt;b&gt;"</span>' in html
+    assert '<span class="hljs-comment"># &lt;/code&gt;</span>' in html
+
+
+async def test_code_that_takes_the_square_of_its_length_has_no_colors(page: Page) -> None:
+    html = await render(page, f"```java\nint {'_' * 999};\n```\n\n```java\nint i = 1;\n```")
+    assert html is not None
+    long, short = html.split("<pre")[1:]
+    assert "<span" not in long
+    assert "<span" in short
+
+
+async def test_much_code_is_shown_without_colors(page: Page) -> None:
+    code = "```json\n%s\n```\n" % ("[1, 2]\n" * 1000)
+    html = await render(page, code * 4)
+    assert html is not None
+    first, second, *others = html.split("<pre")[1:]
+    assert '"hljs-number"' in first
+    assert '"hljs-number"' in second
+    assert len(others) == 2
+    assert not any("<span" in one for one in others)
+
+
+async def test_the_library_of_colors_is_loaded_with_the_first_code_that_needs_it(
+    site: Site,
+) -> None:
+    async with site.visit(Role.CLIENT) as watched_page:
+        page = watched_page.page
+        loaded: list[str] = []
+        page.context.on("request", lambda request: loaded.append(request.url))
+        await page.goto("/console/playground")
+        for text in ("`a`", "    a", "```\na\n```"):
+            await render(page, text)
+        assert not [url for url in loaded if url.endswith("vendor/highlight.js")]
+        assert [url for url in loaded if url.endswith("vendor/marked.js")]
+        for _ in range(2):
+            await render(page, "~~~sql\nselect 1\n~~~")
+        assert len([url for url in loaded if url.endswith("vendor/highlight.js")]) == 1
+
+
 async def test_elements_suit_the_page(page: Page) -> None:
     opening = '<a rel="noopener noreferrer" target="_blank" href="https://example.com/"'
     expected = {
@@ -112,6 +157,7 @@ async def test_elements_suit_the_page(page: Page) -> None:
         "# One": '<p class="heading h1">One</p>',
         "- [ ] a\n- [x] b": "<ul>\n<li>[ ] a</li>\n<li>[x] b</li>\n</ul>",
         "3. a": '<ol start="3">\n<li>a</li>\n</ol>',
+        "```constructor\na < b\n```": '<pre tabindex="0"><code>a &lt; b\n</code></pre>',
         "```no such\na < b\n```": '<pre tabindex="0"><code>a &lt; b\n</code></pre>',
         "    a < b": '<pre tabindex="0"><code>a &lt; b\n</code></pre>',
     }

@@ -182,8 +182,11 @@ PASTE = """() => {
 }"""
 
 
+CODE = "@a\ndef f(x): return 'b' + 1  # c"  # in all colors
+
+
 async def test_keys_send_and_break_and_images_are_pasted_and_dropped(site: Site) -> None:
-    site.fake.fault = "say:```\nprint(1)\n```"
+    site.fake.fault = f"say:```py\n{CODE}\n```"
     async with site.visit(Role.CLIENT, permissions=["clipboard-read", "clipboard-write"]) as opened:
         page = opened.page
         await page.goto("/console/playground")
@@ -203,7 +206,8 @@ async def test_keys_send_and_break_and_images_are_pasted_and_dropped(site: Site)
         assert sent["tools"][0]["function"]["name"] == "get_weather"
         await answer.get_by_role("button", name="Copy the code").click()
         await expect(page.get_by_role("status").filter(has_text="copied")).to_be_visible()
-        assert (await page.evaluate("() => navigator.clipboard.readText()")).strip() == "print(1)"
+        assert (await page.evaluate("() => navigator.clipboard.readText()")).strip() == CODE
+        await expect(answer.locator("pre .hljs-keyword")).to_have_text(["def", "return"])
         await assert_accessible(opened)
 
 

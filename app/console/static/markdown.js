@@ -9,8 +9,8 @@ const MAX_ELEMENTS = 20_000; // the page waits while they are sanitized
 const TEXT_MS = 4000;
 const ELEMENTS = {
   ALLOWED_TAGS: [
-    "a", "blockquote", "br", "code", "del", "div", "em", "hr", "li", "ol", "p", "pre", "strong",
-    "table", "tbody", "td", "th", "thead", "tr", "ul",
+    "a", "blockquote", "br", "code", "del", "div", "em", "hr", "li", "ol", "p", "pre", "span",
+    "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
   ],
   ALLOWED_ATTR: ["href", "rel", "target", "class", "tabindex", "start", "title"],
   ADD_URI_SAFE_ATTR: ["rel", "target", "tabindex", "start"],

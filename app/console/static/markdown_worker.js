@@ -3,6 +3,11 @@
 import {Marked, Renderer, Tokenizer} from "./vendor/marked.js";
 
 const LINK = /^(https?:\/\/|mailto:)/i;
+const CODE_WITH_LANGUAGE = /(?:```|~~~)[ \t]*\w/;
+const MAX_COLORED = 16 * 1024; // characters of code in a text; every second may become an element
+const LONG_LINE = /[^\n]{1000}/; // its time grows with the square
+let highlighter = null;
+let coloredSoFar = 0;
 
 /** CommonMark with tables and ~~strikethrough~~. HTML stays text, and so do links to other places. */
 class PlainTokenizer extends Tokenizer {
@@ -27,6 +32,15 @@ class PlainTokenizer extends Tokenizer {
   }
 }
 
+/** Return the HTML of code with colors; null if its language is not known, or the text has too much. */
+function color({text, lang}) {
+  const [language] = lang?.match(/^[\w+#-]+/) ?? [];
+  if (!language || !highlighter?.getLanguage(language)) return null;
+  if (coloredSoFar + text.length > MAX_COLORED || LONG_LINE.test(text)) return null;
+  coloredSoFar += text.length;
+  return highlighter.highlight(text, {language, ignoreIllegals: true}).value;
+}
+
 function linkOnly(token) {
   return token && LINK.test(token.href) ? token : undefined;
 }
@@ -48,7 +62,10 @@ class PageRenderer extends Renderer {
   }
 
   code(token) {
-    return super.code({...token, lang: ""}).replace("<pre>", '<pre tabindex="0">');
+    const plain = {...token, lang: ""};
+    const colored = color(token);
+    const html = super.code(colored === null ? plain : {...plain, text: colored, escaped: true});
+    return html.replace("<pre>", '<pre tabindex="0">');
   }
 
   // The page has headings of its own: an answer's would break their order.
@@ -71,5 +88,18 @@ class PageRenderer extends Renderer {
 
 const markdown = new Marked().setOptions({tokenizer: new PlainTokenizer(), renderer: new PageRenderer()});
 
-addEventListener("message", ({data}) => postMessage(markdown.parse(data)));
+// The library is as large as the rest of the playground, and few texts need it.
+async function loadColors() {
+  highlighter ??= (await import("./vendor/highlight.js").catch(() => null))?.default ?? null;
+}
+
+addEventListener("message", async ({data}) => {
+  try {
+    if (CODE_WITH_LANGUAGE.test(data)) await loadColors();
+    coloredSoFar = 0;
+    postMessage(markdown.parse(data));
+  } catch (error) {
+    reportError(error); // the page hears of it
+  }
+});
 postMessage("ready");

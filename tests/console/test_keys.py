@@ -10,6 +10,7 @@ from app.auth import Role
 from tests.app.tenants import make_key, request_as_root
 from tests.console.accessibility import assert_accessible
 from tests.console.site import Site
+from tests.console.watched_page import PHONE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEYS = "/console/keys"
@@ -83,6 +84,18 @@ async def test_a_disabled_key_is_enabled_again(site: Site) -> None:
         await page.get_by_role("dialog").get_by_role("button", name="Disable").click()
         await page.get_by_role("button", name="Enable").click()
         await expect(page.get_by_role("button", name="Disable")).to_be_visible()
+
+
+async def test_a_phone_shows_the_budget_of_a_key_as_a_bar(site: Site) -> None:
+    await make_key(site.gateway, "With a budget", monthly_tokens=1000)
+    await make_key(site.gateway, "Without a budget")
+    async with site.visit(Role.MANAGER) as watched_page:
+        page = watched_page.page
+        await page.set_viewport_size({"width": PHONE, "height": 800})
+        await page.goto(KEYS)
+        bar = page.get_by_role("progressbar", name="Budget of With a budget used this month")
+        await expect(bar).to_be_visible()
+        await expect(page.get_by_text("no budget").first).to_be_hidden()
 
 
 async def test_names_of_keys_are_text(site: Site) -> None:

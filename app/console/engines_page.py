@@ -60,13 +60,17 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
         return await renderer.in_thread(render)
 
     @router.get("/engines/{name}")
-    async def show_engine(request: Request, name: str) -> Response:
+    async def show_engine(
+        request: Request, name: str, tab: Annotated[str, Query(max_length=32)] = ""
+    ) -> Response:
         visitor = visitor_of(request)
         try:
             engine = views.engine(name, visitor.scope.has_model)
         except RouteNotFound as error:
             return renderer.fault(visitor, error)
-        return renderer.page(visitor, "engine.html", engine=engine, facts=fact_rows(engine))
+        return renderer.page(
+            visitor, "engine.html", engine=engine, facts=fact_rows(engine), tab=tab
+        )
 
     return router
 

@@ -33,7 +33,9 @@ def models_router(
         return await renderer.in_thread(render)
 
     @router.get("/models/{name:path}")
-    async def show_model(request: Request, name: str) -> Response:
+    async def show_model(
+        request: Request, name: str, tab: Annotated[str, Query(max_length=32)] = ""
+    ) -> Response:
         visitor = visitor_of(request)
         try:
             view = views.model(name, visitor.scope.has_model)
@@ -44,6 +46,7 @@ def models_router(
             visitor,
             "model.html",
             view=view,
+            tab=tab,
             settings=() if settings is None else model_in_force(settings).settings,
             plans=() if settings is None else await plans.of(settings),
         )

@@ -99,7 +99,7 @@ SHOTS = (
     Shot("console-model", "/console/models/demo"),
     Shot("console-model-edit", "/console/configuration/model?name=demo", prepare=edit),
     Shot("console-engines", "/console/engines"),
-    Shot("console-engine", "/console/engines/demo-0", prepare=show_log),
+    Shot("console-engine", "/console/engines/demo-0?tab=log", prepare=show_log),
     Shot("console-requests", "/console/requests"),
     Shot("console-requests-dark", "/console/requests", scheme="dark"),
     Shot("console-requests-phone", "/console/requests", width=PHONE),

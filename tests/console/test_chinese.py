@@ -96,10 +96,10 @@ async def test_every_page_is_in_chinese_and_fits_a_phone(site: Site) -> None:
 async def test_the_switch_changes_the_language_of_pages_and_scripts(site: Site) -> None:
     async with site.visit(Role.ADMIN) as watched:
         page = watched.page
-        await page.goto("/console/models/demo")
+        await page.goto("/console/models/demo?tab=settings")
         await page.get_by_role("button", name="中文").click()
         await expect(page.get_by_role("heading", level=2, name="设置")).to_be_visible()
-        await expect(page).to_have_url(f"{site.origin}/console/models/demo")
+        await expect(page).to_have_url(f"{site.origin}/console/models/demo?tab=settings")
         await page.keyboard.press("Control+k")
         await expect(page.get_by_role("combobox", name="查找")).to_be_focused()
         await page.keyboard.press("Escape")

@@ -148,6 +148,7 @@ async def test_the_log_of_an_engine_is_read_and_searched(
         client.post("/tokenize", json={"model": "demo", "prompt": "Hello!"}).raise_for_status()
     await page.goto("/console/engines/demo-0")
     await expect(page.get_by_label("Command line")).to_contain_text("--max-model-len")
+    await page.get_by_role("link", name="Log", exact=True).click()
     log = page.get_by_role("region", name="Log")
     found = log.locator(".line:visible").filter(has_text="POST /tokenize")
     await expect(found).not_to_have_count(0)

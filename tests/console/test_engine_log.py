@@ -51,7 +51,7 @@ async def test_a_line_of_ten_megabytes_is_cut(visit: WatchedPage, directory: Pat
     page = visit.page
     log = directory / "ready-0" / "engine.log"
     log.write_text(f"{'x' * LONG}\nINFO: before\n")
-    await page.goto("/console/engines/ready-0")
+    await page.goto("/console/engines/ready-0?tab=log")
     lines = page.locator(".log .line")
     await expect(lines).to_have_text(["INFO: before"])
     with log.open("a") as file:

@@ -111,13 +111,17 @@ async def test_what_differs_from_a_default_is_shown_first(admin: httpx.AsyncClie
 async def test_the_page_of_a_model_has_its_settings_for_administrators(
     served: Served, admin: httpx.AsyncClient
 ) -> None:
-    assert "<code>aliases</code>" in (text := (await admin.get("/console/models/demo")).text)
+    settings = "/console/models/demo?tab=settings"
+    assert settings in (await admin.get("/console/models/demo")).text
+    assert "<code>aliases</code>" in (text := (await admin.get(settings)).text)
     assert CANARY not in text
     made = await new_key(served.gateway, admin, name="reads", role="auditor")
     async with visiting(served.gateway, made["key"]) as auditor:
-        page = await auditor.get("/console/models/demo")
+        page = await auditor.get(settings)
         assert page.status_code == 200
-        assert "<code>" not in page.text.partition('id="model-settings"')[2]
+        assert "aliases" not in page.text
+        assert "Memory, as planned" in page.text, "what it may see, without tabs"
+        assert settings not in page.text
         assert (await auditor.get("/console/models/none")).status_code == 404
 
 

@@ -23,6 +23,7 @@ PAGES = (
     "/console/models/ready",
     "/console/engines",
     "/console/engines/ready-0",
+    "/console/engines/ready-0?tab=log",
 )
 
 
@@ -147,7 +148,8 @@ async def test_sleep_is_offered_only_where_it_is_configured(admin: httpx.AsyncCl
 
 
 async def test_a_remote_engine_has_no_actions_and_no_log(admin: httpx.AsyncClient) -> None:
-    page = await text_of(admin, "/console/engines/far-0")
+    assert "data-action=" not in await text_of(admin, "/console/engines/far-0")
+    page = await text_of(admin, "/console/engines/far-0?tab=log")
     assert "data-action=" not in page
     assert "it runs elsewhere" in page
     assert 'id="log"' not in page

@@ -60,9 +60,7 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
         return await renderer.in_thread(render)
 
     @router.get("/engines/{name}")
-    async def show_engine(
-        request: Request, name: str, tab: Annotated[str, Query(max_length=32)] = ""
-    ) -> Response:
+    async def show_engine(request: Request, name: str, tab: str = "") -> Response:
         visitor = visitor_of(request)
         try:
             engine = views.engine(name, visitor.scope.has_model)

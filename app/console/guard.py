@@ -167,8 +167,10 @@ def _check_origin(scope: Scope, visitor: Visitor, *, in_api: bool) -> None:
 
 
 def _to_login(scope: Scope) -> Response:
+    target, query = quote(scope["path"]), scope["query_string"].decode("latin-1")
+    asked = f"{target}?{query}" if query else target
     # What changes something is not repeated after the login.
-    back = f"?next={quote(scope['path'])}" if scope["method"] in _SAFE else ""
+    back = f"?next={quote(asked)}" if scope["method"] in _SAFE else ""
     return RedirectResponse(LOGIN + back, 303)
 
 

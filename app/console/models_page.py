@@ -33,22 +33,23 @@ def models_router(
         return await renderer.in_thread(render)
 
     @router.get("/models/{name:path}")
-    async def show_model(
-        request: Request, name: str, tab: Annotated[str, Query(max_length=32)] = ""
-    ) -> Response:
+    async def show_model(request: Request, name: str, tab: str = "") -> Response:
         visitor = visitor_of(request)
         try:
             view = views.model(name, visitor.scope.has_model)
         except RouteNotFound as error:
             return renderer.fault(visitor, error)
         settings = view.settings
+        sees_settings = settings is not None and visitor.may(Right.ENGINES_WRITE)
+        shown = "settings" if tab == "settings" and sees_settings else "state"
         return renderer.page(
             visitor,
             "model.html",
             view=view,
-            tab=tab,
+            tab=shown,
+            sees_settings=sees_settings,
             settings=() if settings is None else model_in_force(settings).settings,
-            plans=() if settings is None else await plans.of(settings),
+            plans=await plans.of(settings) if settings is not None and shown == "state" else (),
         )
 
     return router

@@ -88,7 +88,7 @@ async def test_no_text_makes_an_element_or_attribute_that_acts(page: Page) -> No
 async def test_html_that_passed_the_parser_would_do_nothing(site: Site) -> None:
     echo = """self.Worker = class {
         constructor() { setTimeout(() => this.onmessage({data: "ready"})); }
-        postMessage(text) { setTimeout(() => this.onmessage({data: text})); }
+        postMessage({text}) { setTimeout(() => this.onmessage({data: text})); }
     };"""
     async with site.visit(Role.CLIENT) as watched_page:
         page = watched_page.page
@@ -125,6 +125,34 @@ async def test_much_code_is_shown_without_colors(page: Page) -> None:
     assert '"hljs-number"' in second
     assert len(others) == 2
     assert not any("<span" in one for one in others)
+
+
+async def test_code_that_takes_too_long_in_colors_is_shown_without(page: Page) -> None:
+    # JavaScript in XML in JavaScript, and so on: each level reads the rest again, for seconds.
+    code = "x = <script a>\n" * 880 + "1\n" + "/>\n" * 880
+    program = """const wait = setTimeout;
+        globalThis.setTimeout = (end, limitMs) => {
+            globalThis.setTimeout = wait;
+            return wait(end, limitMs / 20);
+        };
+        const contents = await Promise.all(given.map(renderMarkdown));
+        return contents.map((one) => one && htmlOf(one));"""
+    texts = [f"```js\n{code}```\n*end*", "```js\n1\n```"]
+    slow, quick = await evaluate(page, FAULTS + program, texts)
+    assert "<span" not in slow
+    assert "<p><em>end</em></p>" in slow
+    assert "hljs-number" in quick
+
+
+async def test_colors_do_not_make_a_text_too_much(page: Page) -> None:
+    code, table = "1,\n" * 5000, "|a|b|c|d|\n|-|-|-|-|\n" + "|1|2|3|4|\n" * 3000
+    html = await render(page, f"```json\n[{code}]\n```\n\n{table}")
+    assert html is not None
+    assert "<table>" in html
+    assert "<span" not in html
+    html = await render(page, f"```json\n[{code}]\n```")
+    assert html is not None
+    assert html.count("<span") >= 5000
 
 
 async def test_the_library_of_colors_is_loaded_with_the_first_code_that_needs_it(

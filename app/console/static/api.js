@@ -1,6 +1,6 @@
 // Requests of the console's pages to the gateway, with the session and its token.
 
-import {CONSOLE} from "./addresses.js";
+import {CONSOLE, loginHere} from "./addresses.js";
 import {gettext} from "./language.js";
 
 const token = document.querySelector('meta[name="csrf-token"]').content;
@@ -66,7 +66,7 @@ function offerLogin() {
   const notice = document.createElement("p");
   notice.className = "notice bad";
   const link = document.createElement("a");
-  link.href = `${CONSOLE}/login?next=${encodeURIComponent(location.pathname)}`;
+  link.href = loginHere();
   link.textContent = gettext("Log in again");
   notice.append(gettext("The session has ended."), " ", link, ".");
   document.getElementById("content").prepend(notice);

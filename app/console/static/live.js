@@ -1,6 +1,6 @@
 // Live regions: the server sends the HTML of those that changed, rendered by its own templates.
 
-import {CONSOLE} from "./addresses.js";
+import {CONSOLE, loginHere} from "./addresses.js";
 import {showConnection, updateRegions} from "./regions.js";
 
 const page = document.querySelector("[data-live-page]").dataset.livePage;
@@ -23,7 +23,7 @@ function open() {
 async function retry() {
   if (document.hidden) return;
   const response = await fetch(`${CONSOLE}/api/session`).catch(() => null);
-  if (response?.status === 401) location.assign(`${CONSOLE}/login?next=${encodeURIComponent(location.pathname)}`);
+  if (response?.status === 401) location.assign(loginHere());
   else if (response?.ok) open();
   else setTimeout(retry, 2000);
 }

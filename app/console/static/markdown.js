@@ -7,6 +7,7 @@ const MAX_TEXT = 256 * 1024; // characters
 const MAX_HTML = 1024 * 1024;
 const MAX_ELEMENTS = 20_000; // the page waits while they are sanitized
 const TEXT_MS = 4000;
+const CODE_WITH_LANGUAGE = /(?:```|~~~)[ \t]*\w/;
 const ELEMENTS = {
   ALLOWED_TAGS: [
     "a", "blockquote", "br", "code", "del", "div", "em", "hr", "li", "ol", "p", "pre", "span",
@@ -30,8 +31,9 @@ export function renderMarkdown(text) {
 
 async function render(text) {
   if (!text.trim() || text.length > MAX_TEXT) return null;
-  const html = await htmlOf(text);
-  return html === null || isTooMuch(html) ? null : DOMPurify.sanitize(html, ELEMENTS);
+  const colored = CODE_WITH_LANGUAGE.test(text) ? await htmlOf(text, true) : null;
+  const html = colored ?? await htmlOf(text, false);
+  return html === null ? null : DOMPurify.sanitize(html, ELEMENTS);
 }
 
 // In a text, "<" is escaped.
@@ -39,13 +41,15 @@ function isTooMuch(html) {
   return html.length > MAX_HTML || (html.match(/<\w/g)?.length ?? 0) > MAX_ELEMENTS;
 }
 
-// Null if the text is too slow or cannot be rendered: its thread ends, and the next text starts another.
-async function htmlOf(text) {
+// Null if it is too much, or if the text is too slow or cannot be rendered: then its thread ends, and the
+// next text starts another.
+async function htmlOf(text, inColors) {
   try {
     worker ??= await startWorker();
-    const html = nextMessage(worker, TEXT_MS);
-    worker.postMessage(text);
-    return await html;
+    const message = nextMessage(worker, TEXT_MS);
+    worker.postMessage({text, inColors});
+    const html = await message;
+    return isTooMuch(html) ? null : html;
   } catch {
     worker?.terminate();
     worker = null;

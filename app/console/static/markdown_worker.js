@@ -3,9 +3,9 @@
 import {Marked, Renderer, Tokenizer} from "./vendor/marked.js";
 
 const LINK = /^(https?:\/\/|mailto:)/i;
-const CODE_WITH_LANGUAGE = /(?:```|~~~)[ \t]*\w/;
 const MAX_COLORED = 16 * 1024; // characters of code in a text; every second may become an element
 const LONG_LINE = /[^\n]{1000}/; // its time grows with the square
+const LOAD_MS = 3000; // less than the page waits for a text
 let highlighter = null;
 let coloredSoFar = 0;
 
@@ -88,16 +88,18 @@ class PageRenderer extends Renderer {
 
 const markdown = new Marked().setOptions({tokenizer: new PlainTokenizer(), renderer: new PageRenderer()});
 
-// The library is as large as the rest of the playground, and few texts need it.
+// The library is as large as the rest of the playground, and few texts need it. One that comes late is
+// for the next text.
 async function loadColors() {
-  highlighter ??= (await import("./vendor/highlight.js").catch(() => null))?.default ?? null;
+  const loaded = import("./vendor/highlight.js").then((module) => { highlighter = module.default; }, () => {});
+  await Promise.race([loaded, new Promise((resolve) => setTimeout(resolve, LOAD_MS))]);
 }
 
-addEventListener("message", async ({data}) => {
+addEventListener("message", async ({data: {text, inColors}}) => {
   try {
-    if (CODE_WITH_LANGUAGE.test(data)) await loadColors();
-    coloredSoFar = 0;
-    postMessage(markdown.parse(data));
+    if (inColors && highlighter === null) await loadColors();
+    coloredSoFar = inColors ? 0 : Infinity;
+    postMessage(markdown.parse(text));
   } catch (error) {
     reportError(error); // the page hears of it
   }

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -46,6 +47,9 @@ async def test_a_page_without_a_session_leads_to_the_login(stranger: httpx.Async
         303,
         "/console/login?next=/console/overview",
     )
+    response = await stranger.get("/console/engines/a b?tab=log&x=1")
+    back = response.headers["location"].removeprefix("/console/login?next=")
+    assert unquote(back) == "/console/engines/a%20b?tab=log&x=1"
 
 
 @pytest.mark.parametrize(

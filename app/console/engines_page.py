@@ -66,8 +66,9 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
             engine = views.engine(name, visitor.scope.has_model)
         except RouteNotFound as error:
             return renderer.fault(visitor, error)
+        shown = "log" if tab == "log" else "state"
         return renderer.page(
-            visitor, "engine.html", engine=engine, facts=fact_rows(engine), tab=tab
+            visitor, "engine.html", engine=engine, facts=fact_rows(engine), tab=shown
         )
 
     return router

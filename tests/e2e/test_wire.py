@@ -160,6 +160,7 @@ def engine_version(gateway: Deployment) -> tuple[int, ...]:
 def test_answer_is_the_engines_own_byte_for_byte(
     gateway: Deployment, path: str, body: dict[str, Any]
 ) -> None:
+    several = "n" in body or isinstance(body.get("prompt"), list)
     # Where vLLM's server is late it sends two tokens in one event, so that two direct calls differ
     # too: a few tries, and one of them must be the same, or the last with its events joined.
     for _ in range(5):
@@ -168,8 +169,9 @@ def test_answer_is_the_engines_own_byte_for_byte(
             theirs = direct.post(path, json=body)
         assert ours.status_code == theirs.status_code
         assert ours.headers["content-type"] == theirs.headers["content-type"]
-        both = (sort_choices(VOLATILE.sub(b"", answer.content)) for answer in (ours, theirs))
-        bytes_of = list(both)
+        bytes_of = [VOLATILE.sub(b"", answer.content) for answer in (ours, theirs)]
+        if several:
+            bytes_of = [sort_choices(one) for one in bytes_of]
         if bytes_of[0] == bytes_of[1]:
             return
     bytes_of = [join_events(one) for one in bytes_of]

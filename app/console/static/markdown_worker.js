@@ -7,7 +7,7 @@ const MAX_COLORED = 16 * 1024; // characters of code in a text; every second may
 const LONG_LINE = /[^\n]{1000}/; // its time grows with the square
 const LOAD_MS = 3000; // less than the page waits for a text
 let highlighter = null;
-let coloredSoFar = 0;
+let coloredSoFar = 0; // characters of the text; Infinity: no colors
 
 /** CommonMark with tables and ~~strikethrough~~. HTML stays text, and so do links to other places. */
 class PlainTokenizer extends Tokenizer {
